@@ -1,0 +1,187 @@
+"""SpeculativeDecoder: the public face of this package. Prompts in, texts and counts out."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decode.backends import with_backend
+from decode.config import DecodeConfig, ModelConfig
+from decode.draft_length import DRAFT_LENGTHS
+from decode.errors import UsageError
+from decode.loop import Round, decode_rounds
+from decode.models import LoadedModel, check_pair, load_model
+from decode.prompts import Messages, encode_prompt
+from decode.proposers import DraftModel, NoDraft, Proposer
+from decode.session import ModelSession, check_rewindable
+from decode.stats import Stats
+from decode.stopping import FinishReason, Stopping
+from decode.verifiers import VERIFIERS
+
+Prompt = str | Messages | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer to one prompt."""
+
+    ids: list[int]  # new tokens only, an end-of-text id included
+    text: str  # of `ids`, special tokens left out
+    finish_reason: FinishReason
+    stats: Stats
+    rounds: list[Round]
+
+
+@dataclass(frozen=True)
+class StreamChunk:
+    """What became final since the last chunk. The texts of all chunks join to the whole text."""
+
+    ids: list[int]
+    text: str
+    generation: Generation | None = None  # with the last chunk only
+
+
+class SpeculativeDecoder:
+    """Decodes a target with a draft, or plainly without one; the output law is the target's own either way."""
+
+    def __init__(self, target: LoadedModel, draft: LoadedModel | None = None) -> None:
+        """Raises UsageError when the pair does not fit or a cache cannot be rewound."""
+        self.target, self.draft = target, draft
+        if draft is not None:
+            check_pair(target, draft)
+            for loaded in (target, draft):
+                with _evaluating(loaded.model):
+                    check_rewindable(loaded.model, loaded.name)
+
+    @classmethod
+    def from_pretrained(
+        cls, target: str, draft: str | None = None, config: ModelConfig | None = None
+    ) -> "SpeculativeDecoder":
+        """Load a pair by hub id, directory or embedded name.
+
+        Raises UsageError for what cannot be found or does not fit.
+        """
+        config = config or ModelConfig()
+        loaded = load_model(target, config, role="target")
+        small = None if draft is None else load_model(draft, config, role="draft")
+        if small is not None:
+            check_pair(loaded, small)
+        packed = with_backend(loaded, config.backend)
+        return cls(packed, None if small is None else with_backend(small, config.backend))
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], config: DecodeConfig | None = None, *, chat: bool = True
+    ) -> list[Generation]:
+        """Answer each prompt: text, chat messages, or token ids. One prompt may stand alone.
+
+        With a seed every prompt is decoded with that seed, so an answer does not depend on its neighbours.
+        """
+        listed: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        return [self._finish(self.stream(prompt, config, chat=chat)) for prompt in listed]
+
+    @staticmethod
+    def _finish(chunks: Iterator[StreamChunk]) -> Generation:
+        *_, last = chunks
+        assert last.generation is not None
+        return last.generation
+
+    def stream(self, prompt: Prompt, config: DecodeConfig | None = None, *, chat: bool = True) -> Iterator[StreamChunk]:
+        """The answer to one prompt as it grows, a chunk per round. May be abandoned at any point."""
+        config = config or DecodeConfig()
+        ids = self.encode(prompt, chat=chat)
+        stopping = Stopping(self._budget(len(ids), config), self.target.eos_token_ids)
+        rounds: list[Round] = []
+        text = _GrowingText(self.target.tokenizer)
+        for done in self._rounds(ids, config, stopping):
+            rounds.append(done)
+            if stopping.reason is None:
+                yield StreamChunk(done.emitted, text.extend(done.emitted))
+        last = rounds[-1].emitted if rounds else []
+        rest = text.extend(last, final=True)
+        assert stopping.reason is not None
+        answer = Generation(text.ids, text.shown, stopping.reason, Stats.of(rounds), rounds)
+        yield StreamChunk(last, rest, answer)
+
+    def encode(self, prompt: Prompt, *, chat: bool = True) -> list[int]:
+        """Token ids of a prompt. Raises UsageError for an empty one, an unknown id, or a missing tokenizer."""
+        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
+            ids = [int(i) for i in prompt]  # type: ignore[arg-type]
+        elif self.target.tokenizer is None:
+            raise UsageError("prompt: the target has no tokenizer; give token ids")
+        else:
+            ids = encode_prompt(self.target.tokenizer, prompt, chat)  # type: ignore[arg-type]
+        if not ids:
+            raise UsageError("prompt: it is empty; expected at least one token")
+        wrong = next((i for i in ids if not 0 <= i < self.target.vocab_size), None)
+        if wrong is not None:
+            raise UsageError(f"prompt: token id {wrong} is outside the vocabulary of {self.target.vocab_size}")
+        return ids
+
+    def _budget(self, prompt_length: int, config: DecodeConfig) -> int:
+        capacity = ModelSession(self.target.model).capacity
+        if prompt_length >= capacity:
+            raise UsageError(f"prompt: it has {prompt_length} tokens; the target's context holds {capacity}")
+        return min(config.max_new_tokens, capacity - prompt_length)
+
+    def _rounds(self, ids: list[int], config: DecodeConfig, stopping: Stopping) -> Iterator[Round]:
+        device = self.target.device
+        generator = torch.Generator(device)
+        _ = generator.seed() if config.seed is None else generator.manual_seed(config.seed)
+        with ExitStack() as stack:
+            for loaded in filter(None, (self.target, self.draft)):
+                stack.enter_context(_evaluating(loaded.model))
+            yield from decode_rounds(
+                torch.tensor([ids], device=device),
+                ModelSession(self.target.model),
+                self._proposer(config, generator),
+                VERIFIERS["token"],
+                DRAFT_LENGTHS[config.draft_length](config.num_speculative_tokens),
+                config.sampling,
+                stopping,
+                generator,
+            )
+
+    def _proposer(self, config: DecodeConfig, generator: torch.Generator) -> Proposer:
+        if self.draft is None or config.num_speculative_tokens == 0:
+            return NoDraft()
+        sampling = config.draft_sampling or config.sampling
+        vocab_ids: Tensor | None = self.draft.vocab_ids
+        return DraftModel(ModelSession(self.draft.model), sampling, self.target.vocab_size, vocab_ids, generator)
+
+
+class _GrowingText:
+    """Decodes a growing list of ids; holds back a tail that may be half a character."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.shown = ""
+
+    def extend(self, ids: Sequence[int], final: bool = False) -> str:
+        self.ids.extend(ids)
+        if self._tokenizer is None:
+            return ""
+        whole = self._tokenizer.decode(self.ids, skip_special_tokens=True)
+        safe = whole if final else whole.rstrip("\ufffd")
+        fresh = safe[len(self.shown) :]
+        self.shown += fresh
+        return fresh
+
+
+def _is_single(prompts: Any) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | dict))
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Eval mode inside, each module's own mode restored after."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

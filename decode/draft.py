@@ -1,0 +1,27 @@
+"""Values that proposers, verifiers and the loop exchange. Imports no sibling."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a proposer offers for one round."""
+
+    tokens: Tensor  # [W] int64, on the target's device; W may be 0
+    probs: Tensor | None = None  # [W, V] fp32: the exact law that each token was drawn from; None: a point mass
+    parents: Tensor | None = None  # [W] int64, index of each token's parent, -1 for the root; None: a chain
+    healthy: Tensor | None = None  # [] bool: the draft's logits were finite; None: there were none
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[0]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier decides; both values stay on the device until the loop reads them, once."""
+
+    num_accepted: Tensor  # [] int64: drafted tokens kept
+    next_token: Tensor  # [] int64: recovered after a rejection, bonus when all were accepted

@@ -1,0 +1,209 @@
+"""Loads models and checks that a pair fits: device, dtype, strict weights, tokenizer and vocabulary agreement."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decode.config import ModelConfig
+from decode.embedded import EMBEDDED, materialise
+from decode.errors import UsageError
+
+DRAFT_VOCAB_FILE = "draft_vocab.json"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model in eval mode, ready to decode."""
+
+    model: Any  # a transformers PreTrainedModel
+    tokenizer: Any
+    name: str
+    vocab_ids: Tensor | None = None  # [N] int64, ascending: the ids that the rows of a narrowed head stand for
+    backend: str = "eager"
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table, whatever the head was narrowed to."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends a text: the generation config's, else the tokenizer's."""
+        eos = getattr(self.model.generation_config, "eos_token_id", None)
+        if eos is None:
+            eos = getattr(self.tokenizer, "eos_token_id", None)
+        if eos is None:
+            return frozenset()
+        return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def resolve_model_path(name: str) -> str:
+    """The directory or hub id that `name` stands for; an embedded name is converted into the user's cache.
+
+    Raises UsageError for a path that is missing, is a file, or holds no config.json.
+    """
+    if name in EMBEDDED:
+        return str(materialise(name))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UsageError(f"model {name!r}: the directory holds no config.json")
+        return str(path)
+    if path.exists():
+        raise UsageError(f"model {name!r}: it is a file; expected a model directory, a hub id or {_embedded()}")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        raise UsageError(f"model {name!r}: there is no such directory")
+    return name
+
+
+def _embedded() -> str:
+    return "an embedded name (" + ", ".join(sorted(EMBEDDED)) + ")"
+
+
+def choose_device(config: ModelConfig) -> torch.device:
+    """The device that `config` names; `auto` is CUDA when there is one."""
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device: {config.device!r} cannot be used here: {reason}") from error
+    return device
+
+
+def _choose_dtype(config: ModelConfig, device: torch.device) -> torch.dtype | str:
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)
+    return torch.float32 if device.type == "cpu" else "auto"
+
+
+def load_model(name: str, config: ModelConfig, *, role: str) -> LoadedModel:
+    """Load `name` for inference. `role` ("target" or "draft") goes into messages.
+
+    Raises UsageError when it cannot be found, is no decoder-only model, or its weights are not complete.
+    """
+    path = resolve_model_path(name)
+    device = choose_device(config)
+    tokenizer = load_tokenizer(path, config, role=role)
+    model = _load_weights(path, config, device, role)
+    vocab_ids = read_draft_vocab(Path(path))
+    if vocab_ids is not None:
+        narrow_head(model, vocab_ids)
+    model = model.to(device).eval().requires_grad_(False)
+    vocab_ids = None if vocab_ids is None else vocab_ids.to(device)
+    return LoadedModel(model, tokenizer, name, vocab_ids)
+
+
+def load_tokenizer(path: str, config: ModelConfig, *, role: str) -> Any:
+    """The tokenizer that lies with a model. Raises UsageError when there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{role} {path!r}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+
+
+def _load_weights(path: str, config: ModelConfig, device: torch.device, role: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        if settings.is_encoder_decoder:
+            kind = settings.model_type
+            raise UsageError(f"{role} {path!r}: {kind} is an encoder-decoder; expected a decoder-only model")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=settings,
+            dtype=_choose_dtype(config, device),
+            trust_remote_code=config.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except UsageError:
+        raise
+    except Exception as error:  # hub, file and format errors of many kinds
+        raise UsageError(f"{role} {path!r}: it cannot be loaded: {_first_line(error)}") from error
+    model, info = loaded
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            keys = sorted(str(k) for k in info[kind])
+            shown = ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
+            raise UsageError(f"{role} {path!r}: its weights have {kind.replace('_', ' ')}: {shown}")
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def read_draft_vocab(folder: Path) -> Tensor | None:
+    """The reduced vocabulary beside a draft, [N] int64 ascending, or None. Raises UsageError when malformed."""
+    file = folder / DRAFT_VOCAB_FILE
+    if not file.is_file():
+        return None
+    try:
+        ids = torch.tensor(json.loads(file.read_text(encoding="utf-8"))["vocab_ids"], dtype=torch.int64)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UsageError(f"{os.fspath(file)}: expected {{'vocab_ids': [ids]}}: {_first_line(error)}") from error
+    if ids.ndim != 1 or ids.numel() == 0 or not bool((ids[1:] > ids[:-1]).all()) or int(ids[0]) < 0:
+        raise UsageError(f"{os.fspath(file)}: vocab_ids must be ascending, distinct, not negative, not empty")
+    return ids
+
+
+@torch.no_grad()
+def narrow_head(model: Any, vocab_ids: Tensor) -> None:
+    """Replace the output head by its rows `vocab_ids` [N], in place; the model then yields logits [.., N].
+
+    Raises UsageError when an id lies beyond the head.
+    """
+    head = model.get_output_embeddings()
+    if int(vocab_ids[-1]) >= head.weight.shape[0]:
+        raise UsageError(f"{DRAFT_VOCAB_FILE}: id {int(vocab_ids[-1])} is beyond the {head.weight.shape[0]} head rows")
+    narrow = nn.Linear(head.weight.shape[1], len(vocab_ids), bias=head.bias is not None, device=head.weight.device)
+    narrow = narrow.to(head.weight.dtype)
+    narrow.weight.copy_(head.weight[vocab_ids])
+    if head.bias is not None:
+        narrow.bias.copy_(head.bias[vocab_ids])
+    model.set_output_embeddings(narrow)
+
+
+def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
+    """Refuse a draft whose ids do not mean what the target's mean.
+
+    Raises UsageError naming both vocabulary sizes, or the first id that differs with both strings.
+    """
+    if target.vocab_size != draft.vocab_size:
+        raise UsageError(
+            f"draft {draft.name!r} has vocab_size {draft.vocab_size}, target {target.name!r} has {target.vocab_size}; "
+            "they must be equal"
+        )
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    ours, theirs = _strings_by_id(target.tokenizer), _strings_by_id(draft.tokenizer)
+    for index in sorted(ours.keys() | theirs.keys()) if ours != theirs else ():
+        if ours.get(index) != theirs.get(index):
+            raise UsageError(
+                f"draft {draft.name!r} has another tokenizer than target {target.name!r}: id {index} is "
+                f"{theirs.get(index)!r} in the draft and {ours.get(index)!r} in the target"
+            )
+    for special in ("bos_token_id", "eos_token_id"):
+        a, b = getattr(target.tokenizer, special, None), getattr(draft.tokenizer, special, None)
+        if a != b:
+            raise UsageError(f"draft {draft.name!r}: its tokenizer's {special} is {b}, the target's is {a}")
+
+
+def _strings_by_id(tokenizer: Any) -> dict[int, str]:
+    return {index: token for token, index in tokenizer.get_vocab().items()}

@@ -1,0 +1,240 @@
+"""Settings of every command: frozen dataclasses, ranges checked on construction. Imports nothing heavy."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from decode.config import DecodeConfig, ModelConfig, SamplingConfig
+from decode.errors import UsageError, require
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """`draftsmith generate`: the target answers prompts."""
+
+    target: str
+    """Hub id, directory, or an embedded name such as smollm2-135m."""
+    prompts: str
+    """jsonl, json or parquet file, save_to_disk folder, or hub id with prompt, messages, conversations, prompt+completion or text."""
+    output: str
+    """A .jsonl file; rows are appended to it, bad rows go to its sibling *.errors.jsonl."""
+    max_new_tokens: int = 192
+    sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(temperature=1.0))
+    batch_size: int = 32
+    seed: int = 0
+    limit: int | None = None
+    """Answer only the first rows of the input."""
+    max_prompt_tokens: int = 1024
+    """Longer prompts are skipped and counted."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+    def __post_init__(self) -> None:
+        require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "an integer >= 1")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "an integer >= 1")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
+        require(self.limit is None or self.limit >= 1, "limit", self.limit, "an integer >= 1, or null")
+        require(self.max_prompt_tokens >= 1, "max_prompt_tokens", self.max_prompt_tokens, "an integer >= 1")
+        require(self.output.endswith(".jsonl"), "output", self.output, "a path that ends in .jsonl")
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """`draftsmith init`: make an untrained draft for a target."""
+
+    target: str
+    output: str
+    """Directory of the new draft."""
+    num_parameters: int | None = None
+    """Wanted size of the layers (embeddings and head apart); exclusive with cost_ratio and hidden_size."""
+    cost_ratio: float | None = None
+    """Wanted cost of a draft step as a fraction of a target step."""
+    hidden_size: int | None = None
+    num_layers: int | None = None
+    embeddings: Literal["projection", "random"] = "projection"
+    """projection: the target's input embeddings, projected on their leading principal directions."""
+    draft_vocab_size: int | None = None
+    """Train and propose only this many tokens, the most frequent ones of `data`; null: all."""
+    data: str | None = None
+    """Rows made by generate, whose generated tokens are counted for draft_vocab_size."""
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+    def __post_init__(self) -> None:
+        chosen = [k for k in ("num_parameters", "cost_ratio", "hidden_size") if getattr(self, k) is not None]
+        if len(chosen) > 1:
+            raise UsageError(f"{' and '.join(chosen)}: give only one of num_parameters, cost_ratio, hidden_size")
+        require(self.num_parameters is None or self.num_parameters >= 1, "num_parameters", self.num_parameters, "an integer >= 1")
+        require(self.cost_ratio is None or 0 < self.cost_ratio < 1, "cost_ratio", self.cost_ratio, "a number in (0, 1)")
+        require(self.hidden_size is None or self.hidden_size >= 8, "hidden_size", self.hidden_size, "an integer >= 8")
+        require(self.num_layers is None or self.num_layers >= 1, "num_layers", self.num_layers, "an integer >= 1")
+        n = self.draft_vocab_size
+        require(n is None or n >= 2, "draft_vocab_size", n, "an integer >= 2, or null")
+        if n is not None and self.data is None:
+            raise UsageError("draft_vocab_size: needs data, the rows whose tokens are counted")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Training and held-out rows."""
+
+    train: list[str]
+    """Files as generate writes or reads them; rows of all are joined."""
+    validation: list[str] = field(default_factory=list)
+    """Held-out rows; empty: validation_fraction of the training rows is held out, by the hash of the prompt."""
+    validation_fraction: float = 0.05
+    max_length: int = 512
+    """Tokens of a packed sequence; longer rows are cut, rows without a supervised token left are dropped and counted."""
+    packing: bool = True
+    """Join short rows in one sequence, without attention between them."""
+    batch_size: int = 8
+    """Sequences per micro-batch, over all ranks."""
+    on_bad_row: Literal["error", "skip"] = "error"
+
+    def __post_init__(self) -> None:
+        require(len(self.train) >= 1, "data.train", self.train, "at least one file")
+        require(0 < self.validation_fraction < 1, "data.validation_fraction", self.validation_fraction, "a number in (0, 1)")
+        require(self.max_length >= 2, "data.max_length", self.max_length, "an integer >= 2")
+        require(self.batch_size >= 1, "data.batch_size", self.batch_size, "an integer >= 1")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    name: Literal["forward_kl"] = "forward_kl"
+    temperature: float = 1.0
+    """Both sides' logits are divided by it; the loss is not multiplied by its square."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.temperature < float("inf"), "loss.temperature", self.temperature, "a finite number > 0")
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    kind: Literal["online", "cached"] = "online"
+    """online: the target runs at every step; cached: the data is scored once, top_k log-probs and the tail's mass kept."""
+    top_k: int = 32
+    cache_dir: str | None = None
+    """Where caches lie, each under its own key; null: teacher_cache in the run's folder."""
+    batch_size: int = 4
+    """Rows scored at once when the cache is made."""
+
+    def __post_init__(self) -> None:
+        require(self.top_k >= 1, "teacher.top_k", self.top_k, "an integer >= 1")
+        require(self.batch_size >= 1, "teacher.batch_size", self.batch_size, "an integer >= 1")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_fraction: float = 0.05
+    """Share of the optimiser steps over which the rate rises; then a cosine down to final_fraction of it."""
+    final_fraction: float = 0.0
+    gradient_clip: float | None = 1.0
+    accumulate: int = 1
+    """Micro-batches per optimiser step; the mean is over the supervised tokens of the whole window."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.learning_rate < float("inf"), "optimizer.learning_rate", self.learning_rate, "a finite number > 0")
+        require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "a number >= 0")
+        require(all(0 <= b < 1 for b in self.betas), "optimizer.betas", self.betas, "two numbers in [0, 1)")
+        require(0 <= self.warmup_fraction < 1, "optimizer.warmup_fraction", self.warmup_fraction, "a number in [0, 1)")
+        require(0 <= self.final_fraction <= 1, "optimizer.final_fraction", self.final_fraction, "a number in [0, 1]")
+        clip = self.gradient_clip
+        require(clip is None or clip > 0, "optimizer.gradient_clip", clip, "a number > 0, or null")
+        require(self.accumulate >= 1, "optimizer.accumulate", self.accumulate, "an integer >= 1")
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """How each checkpoint is judged, in process, by real decoding."""
+
+    every_n_steps: int = 100
+    """Optimiser steps between checkpoints; the last step always has one."""
+    prompts: str | None = None
+    """Held-out prompts; null: the prompts of the validation rows."""
+    num_prompts: int = 4
+    decode: DecodeConfig = field(default_factory=lambda: DecodeConfig(max_new_tokens=64))
+
+    def __post_init__(self) -> None:
+        require(self.every_n_steps >= 1, "judge.every_n_steps", self.every_n_steps, "an integer >= 1")
+        require(self.num_prompts >= 1, "judge.num_prompts", self.num_prompts, "an integer >= 1")
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """`draftsmith fit`: distil the draft on the target's logits."""
+
+    target: str
+    draft: str
+    """Directory made by init, or any draft directory with the target's tokenizer."""
+    output: str
+    """Folder of the run. The same command again resumes it."""
+    data: DataConfig
+    loss: LossConfig = field(default_factory=LossConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    max_steps: int | None = None
+    """Optimiser steps; exclusive with max_epochs."""
+    max_epochs: int | None = None
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """Further options of lightning's Trainer, such as devices, strategy, precision, logger: tensorboard."""
+
+    def __post_init__(self) -> None:
+        if (self.max_steps is None) == (self.max_epochs is None):
+            raise UsageError("max_steps, max_epochs: give exactly one of the two")
+        require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "an integer >= 1")
+        require(self.max_epochs is None or self.max_epochs >= 1, "max_epochs", self.max_epochs, "an integer >= 1")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """`draftsmith eval`: acceptance and speed of checkpoints and exported drafts, in one interleaved run."""
+
+    target: str
+    drafts: list[str]
+    """Draft directories, .ckpt files, or run folders (which stand for their untrained draft and every checkpoint)."""
+    prompts: str
+    output: str
+    """Folder for metrics.json, acceptance.csv, perf_results.csv and the pictures."""
+    num_prompts: int = 8
+    repeats: int = 1
+    """Timed passes over the prompts; each method's time for a prompt is the least of them."""
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+    def __post_init__(self) -> None:
+        require(len(self.drafts) >= 1, "drafts", self.drafts, "at least one draft, checkpoint or run folder")
+        require(self.num_prompts >= 1, "num_prompts", self.num_prompts, "an integer >= 1")
+        require(self.repeats >= 1, "repeats", self.repeats, "an integer >= 1")
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """`draftsmith export`: write the draft as a plain model directory."""
+
+    draft: str
+    """A .ckpt file, a run folder (its best checkpoint), or a draft directory."""
+    target: str
+    output: str
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """auto: the dtype of the draft's own weights."""
+    num_assistant_tokens: int | None = None
+    """Written to the generation config; null: the draft length that the run was judged with, else 3."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """`draftsmith run`: decode one prompt and print the text as it comes."""
+
+    target: str
+    prompt: str
+    draft: str | None = None
+    """Draft directory; null: plain decoding."""
+    chat: bool = True
+    """Put the prompt in the target's chat template where it has one; false: use it as it is."""
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
