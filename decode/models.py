@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from decode.config import ModelConfig
 from decode.embedded import EMBEDDED, materialise
 from decode.errors import UsageError
+from decode.hub import hub_is_reachable
 
 DRAFT_VOCAB_FILE = "draft_vocab.json"
 
@@ -53,6 +54,8 @@ def resolve_model_path(name: str) -> str:
     """
     if name in EMBEDDED:
         return str(materialise(name))
+    if not name.strip():
+        raise UsageError(f"model {name!r}: expected a model directory, a hub id or {_embedded()}")
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -60,7 +63,7 @@ def resolve_model_path(name: str) -> str:
         return str(path)
     if path.exists():
         raise UsageError(f"model {name!r}: it is a file; expected a model directory, a hub id or {_embedded()}")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UsageError(f"model {name!r}: there is no such directory")
     return name
 
@@ -110,16 +113,16 @@ def load_tokenizer(path: str, config: ModelConfig, *, role: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        return AutoTokenizer.from_pretrained(path, **_source_options(path, config))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{role} {path!r}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+        raise UsageError(f"{role} {path!r}: its tokenizer cannot be loaded: {_reason(path, error)}") from error
 
 
 def _load_weights(path: str, config: ModelConfig, device: torch.device, role: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        settings = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        settings = AutoConfig.from_pretrained(path, **_source_options(path, config))
         if settings.is_encoder_decoder:
             kind = settings.model_type
             raise UsageError(f"{role} {path!r}: {kind} is an encoder-decoder; expected a decoder-only model")
@@ -127,14 +130,14 @@ def _load_weights(path: str, config: ModelConfig, device: torch.device, role: st
             path,
             config=settings,
             dtype=_choose_dtype(config, device),
-            trust_remote_code=config.trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
+            **_source_options(path, config),
         )
     except UsageError:
         raise
     except Exception as error:  # hub, file and format errors of many kinds
-        raise UsageError(f"{role} {path!r}: it cannot be loaded: {_first_line(error)}") from error
+        raise UsageError(f"{role} {path!r}: it cannot be loaded: {_reason(path, error)}") from error
     model, info = loaded
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
@@ -142,6 +145,18 @@ def _load_weights(path: str, config: ModelConfig, device: torch.device, role: st
             shown = ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
             raise UsageError(f"{role} {path!r}: its weights have {kind.replace('_', ' ')}: {shown}")
     return model
+
+
+def _source_options(path: str, config: ModelConfig) -> dict[str, Any]:
+    """A hub id is looked for in the local cache only where the hub cannot be reached."""
+    local_only = not Path(path).is_dir() and not hub_is_reachable()
+    return {"trust_remote_code": config.trust_remote_code, "local_files_only": local_only}
+
+
+def _reason(path: str, error: Exception) -> str:
+    if not Path(path).is_dir() and not hub_is_reachable():
+        return "there is no such directory, the hub's cache does not hold it, and the hub cannot be reached"
+    return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -35,7 +35,13 @@ def tiny_llama(seed: int = 0, vocab_size: int = 48, layers: int = 2, std: float 
 def tiny_gpt2(seed: int = 0, vocab_size: int = 48, positions: int = 128, std: float = 0.4) -> Any:
     """GPT-2 type: learned positions."""
     config = GPT2Config(
-        vocab_size=vocab_size, n_positions=positions, n_embd=32, n_layer=2, n_head=4, eos_token_id=None, bos_token_id=None
+        vocab_size=vocab_size,
+        n_positions=positions,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        eos_token_id=None,
+        bos_token_id=None,
     )
     return strengthen(GPT2LMHeadModel(config), seed, std)
 
@@ -142,3 +148,77 @@ class CallCounter(nn.Module):
 
     def remove(self) -> None:
         self._handle.remove()
+
+
+class TableSession:
+    """A session whose law depends on the last token only, without a model: thousands of decodes a second."""
+
+    def __init__(self, rows: Sequence[Sequence[float]]) -> None:
+        self._logits = torch.tensor(rows, dtype=torch.float64).log()
+        self.length = 0
+        self.capacity = 10_000
+
+    def extend(self, context: Tensor, keep: int) -> Tensor:
+        self.length = context.shape[1]
+        return self._logits[context[0, -keep:]]
+
+    def rewind(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+
+def joint_law(rows: Sequence[Sequence[float]], first: int, count: int) -> Tensor:
+    """Exact law of `count` tokens after the token `first`, [V ** count], by enumeration."""
+    table = torch.tensor(rows, dtype=torch.float64)
+    law = table[first]
+    for _ in range(count - 1):
+        law = (law.unsqueeze(-1) * table.repeat(law.numel() // len(rows), 1)).flatten()
+    return law
+
+
+def chi_square_p(counts: Tensor, law: Tensor) -> float:
+    """p-value of `counts` under `law`; cells that expect fewer than 5 are pooled, impossible cells must be empty."""
+    from scipy.stats import chisquare
+
+    if counts[law == 0].sum() > 0:
+        return 0.0
+    expected = law * counts.sum()
+    rare = expected < 5
+    observed = torch.cat([counts[~rare], counts[rare].sum().reshape(1)]).double()
+    expected = torch.cat([expected[~rare], expected[rare].sum().reshape(1)])
+    used = expected > 0
+    return float(chisquare(observed[used].numpy(), expected[used].numpy()).pvalue)
+
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def byte_tokenizer(
+    chat_template: str | None = CHATML, add_bos: bool = False, swap: tuple[int, int] | None = None
+) -> Any:
+    """A byte-level tokenizer without merges: 256 bytes and three special tokens; `swap` exchanges two ids."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if swap:
+        letters[swap[0]], letters[swap[1]] = letters[swap[1]], letters[swap[0]]
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    if add_bos:
+        core.post_processor = processors.TemplateProcessing(
+            single="<|im_start|> $A", special_tokens=[("<|im_start|>", core.token_to_id("<|im_start|>"))]
+        )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer

@@ -1,0 +1,99 @@
+"""Timing arithmetic with a clock of its own, and the methods' outputs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from decode import benchmark
+from decode.benchmark import Answer, Method, decoder_method, run_benchmark, transformers_method
+from decode.config import DecodeConfig, SamplingConfig
+from decode.decoder import SpeculativeDecoder
+from decode.evaluate import judge
+from tests.fixtures import greedy_reference, loaded, random_prompt, tiny_llama, with_noise
+
+PROMPTS = [random_prompt(n, seed=n) for n in (3, 9, 5)]
+
+
+class Clock:
+    """Time that passes only where a method says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    fake = Clock()
+    monkeypatch.setattr(benchmark, "time", fake)
+    yield fake
+
+
+def test_e06_speed_is_tokens_over_the_least_time_warm_up_left_out(clock: Clock) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def stub(name: str, seconds: list[float]) -> Method:
+        left = iter([100.0, *seconds])  # the warm-up is slow
+
+        def run(prompt: list[int], count: int) -> Answer:
+            calls.append((name, len(prompt)))
+            clock.now += next(left)
+            return Answer([1] * count)
+
+        return Method(name, run)
+
+    slow = stub("slow", [2.0, 2.0, 2.0, 9.0, 9.0, 9.0])
+    fast = stub("fast", [5.0, 1.0, 1.0, 1.0, 5.0, 1.0])
+    a, b = run_benchmark([slow, fast], PROMPTS, 10, repeats=2)
+    assert (a.total_tokens, a.total_seconds, a.tokens_per_second) == (30, 6.0, 5.0)
+    assert (b.total_tokens, b.total_seconds) == (30, 3.0)
+    assert b.speedup_over(a) == 2.0
+    assert a.speedup_over(b) == 0.5
+    by_prompt = [calls[2 + 2 * i : 4 + 2 * i] for i in range(6)]
+    assert [row[0][1] for row in by_prompt] == [row[1][1] for row in by_prompt] == [3, 9, 5] * 2, "not interleaved"
+    assert [row[0][0] for row in by_prompt] == ["slow", "fast"] * 3, "the order does not rotate"
+
+
+def test_all_methods_give_the_targets_greedy_text() -> None:
+    target = tiny_llama(0)
+    reference = [greedy_reference(target, p, 12) for p in PROMPTS]
+    target.generation_config.eos_token_id = reference[1][5]
+    reference = [greedy_reference(target, p, 12, eos=[reference[1][5]]) for p in PROMPTS]
+    draft = loaded(with_noise(target, 0.05))
+    config = DecodeConfig(max_new_tokens=12)
+    methods = [
+        decoder_method("plain", SpeculativeDecoder(loaded(target)), config),
+        decoder_method("draft", SpeculativeDecoder(loaded(target), draft), config),
+        transformers_method("transformers", loaded(target), config),
+        transformers_method("assisted", loaded(target), config, draft),
+    ]
+    plain, drafted, theirs, assisted = run_benchmark(methods, PROMPTS, 12)
+    assert plain.outputs == drafted.outputs == theirs.outputs == reference
+    # Lengths only: their assisted generation is not ours to prove.
+    assert [o[:4] for o in assisted.outputs] == [r[:4] for r in reference]
+    assert plain.stats is None and drafted.stats is not None
+    assert drafted.stats.num_output_tokens == drafted.total_tokens
+    assert drafted.mismatches(plain) == 0
+
+
+def test_sampled_baselines_leave_global_randomness_alone() -> None:
+    import torch
+
+    target = loaded(tiny_llama(0))
+    config = DecodeConfig(max_new_tokens=6, sampling=SamplingConfig(temperature=1.0, top_k=3), seed=3)
+    method = transformers_method("transformers", target, config)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second = method.run(PROMPTS[0], 6), method.run(PROMPTS[0], 6)
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_e09_a_useless_draft_shows() -> None:
+    target = tiny_llama(0)
+    verdict = judge(loaded(target), loaded(tiny_llama(99)), PROMPTS, DecodeConfig(max_new_tokens=12))
+    assert verdict.stats.draft_acceptance_rate is not None and verdict.stats.draft_acceptance_rate < 0.3
+    assert verdict.mismatches == 0
+    assert verdict.speedup == pytest.approx(verdict.tokens_per_second / verdict.plain_tokens_per_second)
