@@ -96,10 +96,8 @@ def decoder_method(name: str, decoder: SpeculativeDecoder, config: DecodeConfig)
     return Method(name, run)
 
 
-def transformers_method(
-    name: str, target: LoadedModel, config: DecodeConfig, assistant: LoadedModel | None = None
-) -> Method:
-    """transformers' generate on the model as it was loaded, optionally assisted by a draft."""
+def transformers_method(name: str, target: LoadedModel, config: DecodeConfig, assistant: Any = None) -> Method:
+    """transformers' generate on the model as it was loaded; assisted where `assistant`, a whole model, is given."""
     from transformers import GenerationConfig, set_seed
 
     sampling = config.sampling
@@ -120,7 +118,7 @@ def transformers_method(
                 attention_mask=torch.ones_like(ids),
                 generation_config=settings,
                 max_new_tokens=max_new_tokens,
-                assistant_model=None if assistant is None else assistant.model,
+                assistant_model=assistant,
             )
         return Answer(done[0, len(prompt) :].tolist())
 

@@ -67,7 +67,7 @@ def test_all_methods_give_the_targets_greedy_text() -> None:
         decoder_method("plain", SpeculativeDecoder(loaded(target)), config),
         decoder_method("draft", SpeculativeDecoder(loaded(target), draft), config),
         transformers_method("transformers", loaded(target), config),
-        transformers_method("assisted", loaded(target), config, draft),
+        transformers_method("assisted", loaded(target), config, draft.model),
     ]
     plain, drafted, theirs, assisted = run_benchmark(methods, PROMPTS, 12)
     assert plain.outputs == drafted.outputs == theirs.outputs == reference

@@ -92,6 +92,7 @@ def test_d11_the_budget_is_met_exactly_and_nothing_is_drafted_beyond_it(count: i
     assert answer.ids == greedy_reference(target, PROMPT, 13)[:count]
     assert answer.finish_reason == "length"
     assert len(counter.widths) == answer.stats.num_draft_tokens == answer.stats.num_accepted_draft_tokens
+    assert answer.stats.num_draft_tokens == count - answer.stats.num_target_steps, "the bonus token needs no draft"
 
 
 def test_d12_no_budget_means_no_call() -> None:
