@@ -62,12 +62,18 @@ class InitConfig:
         chosen = [k for k in ("num_parameters", "cost_ratio", "hidden_size") if getattr(self, k) is not None]
         if len(chosen) > 1:
             raise UsageError(f"{' and '.join(chosen)}: give only one of num_parameters, cost_ratio, hidden_size")
-        require(self.num_parameters is None or self.num_parameters >= 1, "num_parameters", self.num_parameters, "an integer >= 1")
+        require(
+            self.num_parameters is None or self.num_parameters >= 1,
+            "num_parameters",
+            self.num_parameters,
+            "an integer >= 1",
+        )
         require(self.cost_ratio is None or 0 < self.cost_ratio < 1, "cost_ratio", self.cost_ratio, "a number in (0, 1)")
         require(self.hidden_size is None or self.hidden_size >= 8, "hidden_size", self.hidden_size, "an integer >= 8")
         require(self.num_layers is None or self.num_layers >= 1, "num_layers", self.num_layers, "an integer >= 1")
         n = self.draft_vocab_size
         require(n is None or n >= 2, "draft_vocab_size", n, "an integer >= 2, or null")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
         if n is not None and self.data is None:
             raise UsageError("draft_vocab_size: needs data, the rows whose tokens are counted")
 
@@ -91,13 +97,17 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(len(self.train) >= 1, "data.train", self.train, "at least one file")
-        require(0 < self.validation_fraction < 1, "data.validation_fraction", self.validation_fraction, "a number in (0, 1)")
+        require(
+            0 < self.validation_fraction < 1, "data.validation_fraction", self.validation_fraction, "a number in (0, 1)"
+        )
         require(self.max_length >= 2, "data.max_length", self.max_length, "an integer >= 2")
         require(self.batch_size >= 1, "data.batch_size", self.batch_size, "an integer >= 1")
 
 
 @dataclass(frozen=True)
 class LossConfig:
+    """How far the draft's law is from the target's, per position."""
+
     name: Literal["forward_kl"] = "forward_kl"
     temperature: float = 1.0
     """Both sides' logits are divided by it; the loss is not multiplied by its square."""
@@ -108,6 +118,8 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class TeacherConfig:
+    """Where the target's law of a position comes from."""
+
     kind: Literal["online", "cached"] = "online"
     """online: the target runs at every step; cached: the data is scored once, top_k log-probs and the tail's mass kept."""
     top_k: int = 32
@@ -123,6 +135,8 @@ class TeacherConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
+    """AdamW and its learning rate over time."""
+
     learning_rate: float = 2e-3
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
@@ -134,7 +148,9 @@ class OptimizerConfig:
     """Micro-batches per optimiser step; the mean is over the supervised tokens of the whole window."""
 
     def __post_init__(self) -> None:
-        require(0 < self.learning_rate < float("inf"), "optimizer.learning_rate", self.learning_rate, "a finite number > 0")
+        require(
+            0 < self.learning_rate < float("inf"), "optimizer.learning_rate", self.learning_rate, "a finite number > 0"
+        )
         require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "a number >= 0")
         require(all(0 <= b < 1 for b in self.betas), "optimizer.betas", self.betas, "two numbers in [0, 1)")
         require(0 <= self.warmup_fraction < 1, "optimizer.warmup_fraction", self.warmup_fraction, "a number in [0, 1)")
@@ -187,6 +203,7 @@ class FitConfig:
             raise UsageError("max_steps, max_epochs: give exactly one of the two")
         require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "an integer >= 1")
         require(self.max_epochs is None or self.max_epochs >= 1, "max_epochs", self.max_epochs, "an integer >= 1")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
 
 
 @dataclass(frozen=True)
@@ -224,6 +241,10 @@ class ExportConfig:
     num_assistant_tokens: int | None = None
     """Written to the generation config; null: the draft length that the run was judged with, else 3."""
     model: ModelConfig = field(default_factory=ModelConfig)
+
+    def __post_init__(self) -> None:
+        n = self.num_assistant_tokens
+        require(n is None or 1 <= n <= 64, "num_assistant_tokens", n, "an integer from 1 to 64, or null")
 
 
 @dataclass(frozen=True)

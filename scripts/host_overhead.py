@@ -21,7 +21,7 @@ def main(target: str, draft: str, prompts: str, num_prompts: int = 4, max_new_to
     pair = load_model(target, on_cpu, role="target"), load_model(draft, on_cpu, role="draft")
     assistant = AutoModelForCausalLM.from_pretrained(resolve_model_path(draft), dtype="float32").eval()
     config = DecodeConfig(max_new_tokens=max_new_tokens, num_speculative_tokens=3)
-    asked = load_prompts(prompts, pair[0].tokenizer, limit=num_prompts)
+    asked = load_prompts(prompts, pair[0].tokenizer, num_prompts, pair[0].vocab_size)
     methods = [
         (decoder_method("draftsmith", SpeculativeDecoder(*pair), config), pair[1].model),
         (transformers_method("transformers assisted", pair[0], config, assistant), assistant),

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def fast_convert(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def stub(source: Path, folder: Path, split_digits: bool) -> None:
         folders.append(folder)
         folder.mkdir()
+        time.sleep(0.02)  # long enough for another to come in between
         (folder / "model.safetensors").write_text("weights")
 
     monkeypatch.setattr(embedded, "convert", stub)

@@ -1,0 +1,220 @@
+"""What happens around training: the log of steps, the judge of each checkpoint, and the checkpoints themselves."""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+
+from decode.backends import with_backend
+from decode.config import DecodeConfig
+from decode.evaluate import judge
+from decode.models import LoadedModel
+from distill.data.module import DraftDataModule
+from distill.history import Number, Table
+from distill.module import Distillation
+from distill.resume import checkpoint_name
+from distill.runs import write_json_atomic
+
+BEST_FILE, LAST_FILE = "best.json", "last.ckpt"
+
+
+class Clock:
+    """Seconds of a run, those of earlier starts included."""
+
+    def __init__(self, earlier: float = 0.0) -> None:
+        self._zero = time.monotonic() - earlier
+
+    def seconds(self) -> float:
+        return round(time.monotonic() - self._zero, 3)
+
+
+class StepLog(Callback):
+    """A row of train.csv every few optimiser steps: the mean loss of that one step, over all ranks."""
+
+    def __init__(self, table: Table, data: DraftDataModule, clock: Clock, every: int) -> None:
+        self.table, self.data, self.clock, self.every = table, data, clock, every
+        self._logged = 0
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        step = trainer.global_step
+        if step == self._logged or step % self.every or not trainer.is_global_zero:
+            return
+        assert isinstance(module, Distillation)
+        self._logged = step
+        self.table.append(
+            {
+                "step": step,
+                "tokens_seen": self.data.tokens_seen(step),
+                "train/loss": module.window_loss,
+                "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+                "seconds": self.clock.seconds(),
+            }
+        )
+
+
+class CheckpointJudge(Callback):
+    """At the end of every validation, decodes held-out prompts with the draft as it stands, and without it.
+
+    Rank 0 decodes, with a frozen copy, so training's modes and gradients stay as they are; the others wait.
+    """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        draft: LoadedModel,
+        prompts: Sequence[list[int]],
+        config: DecodeConfig,
+        backend: str = "auto",
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.target, self.draft, self.prompts, self.config = target, draft, prompts, config
+        self.backend, self.say = backend, say
+        self._ready_target: LoadedModel | None = None
+
+    def on_validation_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        assert isinstance(module, Distillation)
+        scores: dict[str, float | None] = self._scores(module) if trainer.is_global_zero else {}
+        scores = trainer.strategy.broadcast(scores)
+        module.metrics.update(scores)
+        module.log_dict({k: v for k, v in scores.items() if v is not None}, rank_zero_only=True)
+
+    def _scores(self, module: Distillation) -> dict[str, float | None]:
+        if self._ready_target is None:
+            self._ready_target = with_backend(self.target, self.backend)
+        with torch.random.fork_rng(devices=[]):
+            found = judge(self._ready_target, self._frozen_copy(module), self.prompts, self.config)
+        if found.mismatches:
+            self.say(
+                f"{found.mismatches} of {len(self.prompts)} texts differ from plain decoding (rounding of near ties)"
+            )
+        return {
+            "val/mean_acceptance_length": found.stats.mean_acceptance_length,
+            "val/draft_acceptance_rate": found.stats.draft_acceptance_rate,
+            "val/speedup": found.speedup,
+            "val/tokens_per_second": found.tokens_per_second,
+            "val/plain_tokens_per_second": found.plain_tokens_per_second,
+        }
+
+    def _frozen_copy(self, module: Distillation) -> LoadedModel:
+        """The draft as engines would run it: in the target's precision, on its device."""
+        like = self.target.model
+        model = copy.deepcopy(module.draft).eval().requires_grad_(False).to(device=like.device, dtype=like.dtype)
+        vocab_ids = self.draft.vocab_ids
+        vocab_ids = None if vocab_ids is None else vocab_ids.to(like.device)
+        return with_backend(replace(self.draft, model=model, vocab_ids=vocab_ids), self.backend)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a checkpoint tells of its run, in primitives."""
+
+    config: dict[str, Any]
+    num_steps: int
+    data_sha256: str
+
+
+class Checkpoints(Callback):
+    """At the end of every segment: a row of metrics.csv, then the checkpoint, then the best so far; in that order.
+
+    A resumed run cuts the tables back to its checkpoint's step, so a kill in between repeats the row and loses nothing.
+    The validation of the same step has run by then: a row and its checkpoint always belong together.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        table: Table,
+        data: DraftDataModule,
+        record: Record,
+        clock: Clock,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.folder, self.table, self.data, self.record = folder, table, data, record
+        self.clock, self.say = clock, say
+        self._row: dict[str, Number] = {}
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:  # before training: the untrained draft
+            self._add_row(trainer, module)
+
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if trainer.global_step != self.data.steps_done(trainer.current_epoch + 1):
+            return  # stopped inside a segment, where no run can resume
+        self._add_row(trainer, module)
+        self._save(trainer)
+        if trainer.is_global_zero:
+            write_best(self.folder, self.table)
+
+    def _add_row(self, trainer: Trainer, module: LightningModule) -> None:
+        assert isinstance(module, Distillation)
+        step = trainer.global_step
+        self._row = {
+            "step": step,
+            "tokens_seen": self.data.tokens_seen(step),
+            "train/loss": module.take_segment_loss(),
+            **module.metrics,
+            "seconds": self.clock.seconds(),
+        }
+        if trainer.is_global_zero:
+            self.table.append(self._row)
+            self.say(describe(self._row))
+
+    def _save(self, trainer: Trainer) -> None:
+        """Write beside the final name, then rename: a checkpoint is there whole or not at all."""
+        checkpoints = self.folder / "checkpoints"
+        name = checkpoint_name(trainer.global_step)
+        temporary = checkpoints / f".{name}.tmp"
+        trainer.save_checkpoint(temporary, weights_only=False)
+        if trainer.is_global_zero:
+            temporary.replace(checkpoints / name)
+            link = checkpoints / f".{LAST_FILE}.tmp"
+            link.unlink(missing_ok=True)
+            link.symlink_to(name)
+            link.replace(checkpoints / LAST_FILE)
+
+    def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint.update(vars(self.record))
+        checkpoint["step"] = trainer.global_step
+        checkpoint["metrics"] = dict(self._row)
+
+
+def best_row(rows: Sequence[dict[str, Number]]) -> dict[str, Number] | None:
+    """The fastest checkpoint's row; of equals the later. The untrained draft is a baseline, no candidate."""
+    judged = [row for row in rows if row["step"] and row["val/speedup"] is not None]
+    return max(judged, key=lambda row: (row["val/speedup"], row["step"]), default=None)
+
+
+def write_best(folder: Path, table: Table) -> None:
+    """best.json from the rows of metrics.csv; none where there is no judged checkpoint."""
+    best = best_row(table.rows())
+    if best is None:
+        (folder / BEST_FILE).unlink(missing_ok=True)
+        return
+    name = checkpoint_name(int(best["step"] or 0))
+    write_json_atomic(folder / BEST_FILE, {"checkpoint": name, "step": best["step"], "speedup": best["val/speedup"]})
+
+
+def clear_leftovers(checkpoints: Path) -> None:
+    """Make the folder, and remove what a kill left half written in it."""
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    for leftover in checkpoints.glob(".*.tmp"):
+        leftover.unlink()
+
+
+def describe(row: dict[str, Number]) -> str:
+    """A row in a line for the terminal."""
+    shown = {
+        "loss": row.get("val/loss"),
+        "expected acceptance": row.get("val/expected_acceptance"),
+        "greedy acceptance": row.get("val/greedy_acceptance"),
+        "mean acceptance length": row.get("val/mean_acceptance_length"),
+        "speedup": row.get("val/speedup"),
+    }
+    told = ", ".join(f"{name} {value:.3f}" for name, value in shown.items() if value is not None)
+    return f"step {row['step']}: {told}"

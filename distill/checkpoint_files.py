@@ -1,0 +1,154 @@
+"""Reads what fit wrote: a checkpoint as a draft, the checkpoints of a run, the best of them."""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from decode.config import ModelConfig
+from decode.errors import DraftsmithError, UsageError
+from decode.models import LoadedModel, check_pair, choose_device, load_model, load_tokenizer, narrow_head
+
+WRAPPERS = ("draft.", "module.", "_orig_mod.")  # the module's attribute, DDP, torch.compile
+STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
+
+
+def load_draft(path: str | Path, target: LoadedModel, config: ModelConfig) -> LoadedModel:
+    """A draft for `target` from a model folder, a hub id or a checkpoint of fit; its head as narrow as it was trained.
+
+    Raises UsageError when it cannot be read, its weights are not complete, or it does not fit the target.
+    """
+    is_checkpoint = str(path).endswith(".ckpt")
+    draft = (
+        _load_checkpoint(Path(path), target, config) if is_checkpoint else load_model(str(path), config, role="draft")
+    )
+    check_pair(target, draft)
+    return draft
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint of fit, weights mapped from the file. Nothing in it is ever executed.
+
+    Raises UsageError when it is missing, damaged or of another kind.
+    """
+    if not path.is_file():
+        raise UsageError(f"draft: there is no checkpoint {path}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # zip, pickle and file errors of many kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(f"draft: checkpoint {path} cannot be read: {reason}") from error
+    missing = [key for key in ("state_dict", "draft_config") if not isinstance(content, Mapping) or key not in content]
+    if missing:
+        raise UsageError(
+            f"draft: {path} has no {' and no '.join(missing)}; expected a checkpoint written by draftsmith fit"
+        )
+    return dict(content)
+
+
+def _load_checkpoint(path: Path, target: LoadedModel, config: ModelConfig) -> LoadedModel:
+    content = read_checkpoint(path)
+    vocab_ids = content.get("draft_vocab_ids")
+    settings = AutoConfig.for_model(**content["draft_config"])
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+    if vocab_ids is not None:
+        narrow_head(model, vocab_ids)
+    _load_strictly(model, content["state_dict"], path)
+    dtype = target.model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    device = choose_device(config)
+    model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    model.generation_config.eos_token_id = sorted(target.eos_token_ids) or None
+    vocab_ids = None if vocab_ids is None else vocab_ids.to(device)
+    return LoadedModel(model, _tokenizer(content, target, config), str(path), vocab_ids)
+
+
+def _load_strictly(model: Any, state: Mapping[str, Tensor], path: Path) -> None:
+    """Load every weight of the draft, refusing names that are missing or unknown; a tied head need not be there."""
+    weights = {_bare(name): value for name, value in state.items()}
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    try:
+        found = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # shapes that differ: torch lists them after the first line
+        raise UsageError(f"draft: checkpoint {path}: {' '.join(str(error).split())[:300]}") from error
+    for kind, names in (("missing", set(found.missing_keys) - tied), ("unexpected", set(found.unexpected_keys))):
+        if names:
+            shown = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            raise UsageError(f"draft: checkpoint {path} has {kind} weights: {shown}")
+
+
+def _bare(name: str) -> str:
+    """A tensor's name in the model itself, without the wrappers that it was trained in."""
+    while name.startswith(WRAPPERS):
+        name = name.partition(".")[2]
+    return name
+
+
+def _tokenizer(content: Mapping[str, Any], target: LoadedModel, config: ModelConfig) -> Any:
+    """The tokenizer of the draft that the run began with, so that another target is refused; else the target's."""
+    origin = (content.get("config") or {}).get("draft")
+    if origin is None or not (Path(origin).expanduser() / "tokenizer_config.json").is_file():
+        return target.tokenizer
+    return _tokenizer_of(origin, config)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_of(folder: str, config: ModelConfig) -> Any:
+    return load_tokenizer(str(Path(folder).expanduser()), config, role="draft")
+
+
+def is_run_folder(path: str | Path) -> bool:
+    """Whether `path` is a folder that fit wrote."""
+    return (Path(path) / "checkpoints").is_dir()
+
+
+def step_of(path: Path) -> int | None:
+    """The optimiser step in a checkpoint's name."""
+    found = STEP_NAME.fullmatch(path.name)
+    return None if found is None else int(found[1])
+
+
+def checkpoints_of(run_folder: str | Path) -> list[tuple[int, Path]]:
+    """Steps and paths of a run's checkpoints in order, the untrained draft first as step 0.
+
+    Raises UsageError when the folder holds no checkpoint.
+    """
+    files = (Path(run_folder) / "checkpoints").glob("step-*.ckpt")
+    found = [(step, file) for file in files if (step := step_of(file)) is not None]
+    if not found:
+        raise UsageError(f"draft: the run folder {run_folder} holds no checkpoint yet")
+    origin = None if any(step == 0 for step, _ in found) else untrained_draft(run_folder)
+    return ([] if origin is None else [(0, origin)]) + sorted(found)
+
+
+def untrained_draft(run_folder: str | Path) -> Path | None:
+    """The folder of the draft that a run began with, None where it is no longer there."""
+    file = Path(run_folder) / "config.yaml"
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+        origin = Path(settings["draft"]).expanduser()
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    return origin if (origin / "config.json").is_file() else None
+
+
+def best_checkpoint(run_folder: str | Path) -> Path:
+    """The run's fastest checkpoint. Raises UsageError when the run has not judged any."""
+    file = Path(run_folder) / "best.json"
+    try:
+        path = Path(run_folder) / "checkpoints" / json.loads(file.read_text(encoding="utf-8"))["checkpoint"]
+    except FileNotFoundError:
+        raise UsageError(f"draft: the run folder {run_folder} has no best.json yet; name a checkpoint of it") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DraftsmithError(f"{file}: it is damaged; name a checkpoint of the run instead") from error
+    if not path.is_file():
+        raise UsageError(f"draft: {file} names {path.name}, which is not there; name another checkpoint of the run")
+    return path

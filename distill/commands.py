@@ -1,0 +1,82 @@
+"""What each subcommand does: one library call, then where the result lies and what to do next."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distill.config import EvalConfig, ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
+
+if TYPE_CHECKING:
+    from decode.decoder import Generation
+
+
+def run_generate(config: GenerateConfig) -> None:
+    from distill.generate import generate
+
+    report = generate(config)
+    print(f"{config.output}: {report.num_written} answers to {report.num_rows} rows", end="")
+    print(f" ({report.num_errors} bad rows, {report.num_skipped} skipped)")
+    if report.errors_output:
+        print(f"{report.errors_output}: the bad rows, with file, line and reason")
+    print(f"next: draftsmith fit --data.train {config.output} ...")
+
+
+def run_init(config: InitConfig) -> None:
+    from distill.drafts import init_draft
+
+    init_draft(config)
+    print(f"{config.output}: the untrained draft")
+    print(f"next: draftsmith fit --target {config.target} --draft {config.output} ...")
+
+
+def run_fit(config: FitConfig) -> None:
+    from distill.fit import fit
+    from distill.runs import is_other_rank
+
+    report = fit(config)
+    if is_other_rank():
+        return
+    print(f"{config.output}: checkpoints, metrics.csv, best.json; step {report.step} of {report.num_steps}")
+    print(f"next: draftsmith eval --target {config.target} --drafts {config.output} ...")
+    print(f"      draftsmith export --target {config.target} --draft {config.output} ...")
+
+
+def run_eval(config: EvalConfig) -> None:
+    from distill.evaluate import evaluate
+
+    evaluate(config)
+    files = ", ".join(sorted(p.name for p in Path(config.output).iterdir() if not p.name.startswith(".")))
+    print(f"{config.output}: {files}")
+
+
+def run_export(config: ExportConfig) -> None:
+    from distill.export import export
+
+    export(config)
+    print(f"{config.output}: the draft, for any engine that takes a model directory")
+    print(f"next: draftsmith run --target {config.target} --draft {config.output} --prompt '...'")
+
+
+def run_run(config: RunConfig) -> None:
+    from decode.decoder import SpeculativeDecoder
+
+    decoder = SpeculativeDecoder.from_pretrained(config.target, config.draft, config.model)
+    started = time.perf_counter()
+    for chunk in decoder.stream(config.prompt, config.decode, chat=config.chat):
+        print(chunk.text, end="", flush=True)
+    seconds = time.perf_counter() - started
+    print()
+    if chunk.generation is not None:
+        print(stats_line(chunk.generation, seconds), file=sys.stderr)
+
+
+def stats_line(generation: "Generation", seconds: float) -> str:
+    """One line on a finished answer: tokens, speed, and what the draft was worth."""
+    stats = generation.stats
+    parts = [f"{stats.num_output_tokens} tokens", f"{stats.num_output_tokens / seconds:.1f} tokens/s"]
+    if stats.mean_acceptance_length is not None:
+        parts.append(f"mean acceptance length {stats.mean_acceptance_length:.2f}")
+    if stats.draft_acceptance_rate is not None:
+        parts.append(f"draft acceptance rate {stats.draft_acceptance_rate:.2f}")
+    return ", ".join(parts)

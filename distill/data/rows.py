@@ -1,0 +1,183 @@
+"""Reads rows from files, folders and the hub, each with its place. Knows nothing of what the columns mean."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decode.errors import UsageError
+
+BLANK = b" \t\r\n\f\v"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One input row as it was read."""
+
+    fields: dict[str, Any]
+    file: str
+    line: int
+    """Physical line of a jsonl file, else the row's number; both count from 1."""
+    index: int
+    """Position among all rows, bad ones included, from 0."""
+
+    @property
+    def source(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used, and why. It never holds the row's content."""
+
+    file: str
+    line: int
+    index: int
+    reason: str
+
+    @property
+    def source(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def read_rows(name: str) -> Iterator[Row | BadRow]:
+    """Rows of a jsonl, json or parquet file, a save_to_disk folder or a hub id; the last two may end in `#split`.
+
+    Raises UsageError when there is no such file or folder, it is of another kind, or it holds no row at all.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        reader = READERS.get(path.suffix.lower())
+        if reader is None:
+            raise UsageError(f"{name}: unknown kind of file; expected one that ends in {', '.join(READERS)}")
+        yield from _not_empty(name, reader(path))
+    else:
+        yield from _not_empty(name, _read_dataset(name))
+
+
+def _not_empty(name: str, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
+    empty = True
+    for row in rows:
+        empty = False
+        yield row
+    if empty:
+        raise UsageError(f"{name}: it is empty, there is no row in it")
+
+
+def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
+    """Lines end at \\n only: U+2028 and its kin are legal inside JSON strings and must not cut a row in two."""
+    index = 0
+    with path.open("rb") as file:
+        for line, content in enumerate(file, start=1):
+            content = content.removeprefix(b"\xef\xbb\xbf") if line == 1 else content
+            if content.strip(BLANK):
+                yield _parse(content, str(path), line, index)
+                index += 1
+
+
+def _parse(content: bytes, file: str, line: int, index: int) -> Row | BadRow:
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return BadRow(file, line, index, f"not UTF-8 (byte {error.start + 1} of the line)")
+    except json.JSONDecodeError as error:
+        return BadRow(file, line, index, f"not valid JSON: {error.msg} (column {error.colno})")
+    except (RecursionError, ValueError):
+        return BadRow(file, line, index, "not valid JSON: nested too deeply, or a number with too many digits")
+    return _row(value, file, line, index)
+
+
+def _row(value: Any, file: str, line: int, index: int) -> Row | BadRow:
+    if isinstance(value, dict):
+        return Row(value, file, line, index)
+    return BadRow(file, line, index, f"expected an object with named fields, found {KINDS[type(value)]}")
+
+
+KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
+
+
+def _read_json(path: Path) -> Iterator[Row | BadRow]:
+    """A list of objects. Files named .json that hold one object a line are read as jsonl."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except ValueError:
+        value = None
+    if isinstance(value, list):
+        yield from (_row(item, str(path), number + 1, number) for number, item in enumerate(value))
+    else:
+        yield from _read_jsonl(path)
+
+
+def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
+    import pyarrow
+    import pyarrow.parquet
+
+    index = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=1024):
+                for fields in batch.to_pylist():
+                    yield Row(fields, str(path), index + 1, index)
+                    index += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(f"{path}: not a readable parquet file: {_first_line(error)}") from error
+
+
+READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_dataset(name: str) -> Iterator[Row | BadRow]:
+    base, _, split = name.partition("#")
+    folder = Path(base).expanduser()
+    if folder.is_file():
+        raise UsageError(f"{name}: a file has no splits; leave out #{split}")
+    data = _load_folder(folder) if folder.is_dir() else _load_hub(base)
+    for index, fields in enumerate(_choose_split(data, base, split)):
+        yield Row(fields, name, index + 1, index)
+
+
+def _load_folder(folder: Path) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_from_disk(str(folder))
+    except Exception as error:  # the library raises many kinds for one fault
+        raise UsageError(f"{folder}: not a folder made by save_to_disk: {_first_line(error)}") from error
+
+
+def _load_hub(name: str) -> Any:
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).suffix in READERS:
+        raise UsageError(f"{name}: no such file or folder")
+    import datasets
+
+    try:
+        return datasets.load_dataset(name)
+    except Exception as error:  # offline, missing, gated: told in the library's words
+        reason = _first_line(error)
+        raise UsageError(f"{name}: no such file or folder, nor a data set that the hub gives: {reason}") from error
+
+
+def _choose_split(data: Any, name: str, split: str) -> Any:
+    if not isinstance(data, dict):
+        if split:
+            raise UsageError(f"{name}#{split}: this data set has no splits; leave out #{split}")
+        return data
+    wanted = split or ("train" if "train" in data else _only(list(data)))
+    if wanted not in data:
+        legal = ", ".join(f"{name}#{key}" for key in data)
+        raise UsageError(f"{name}: the split {wanted!r} is not one of its splits; expected one of {legal}")
+    return data[wanted]
+
+
+def _only(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else "train"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

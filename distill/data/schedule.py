@@ -1,0 +1,114 @@
+"""Which example is seen when: a pure function of sizes and seed. Knows nothing of tokens, tensors or trainers."""
+
+import bisect
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+Pack = list[int]
+"""Indices of the examples that share one sequence."""
+MicroBatch = list[Pack]
+Window = list[MicroBatch]
+"""The micro-batches of one optimiser step, over all ranks."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order of a whole run.
+
+    Packs are made once; each epoch shuffles them anew and the epochs flow on into one another, so every micro-batch
+    has `batch_size` packs and every window `accumulate` micro-batches; only the last window of a run that is bounded
+    by epochs may be short. An epoch sees every example exactly once.
+    """
+
+    lengths: Sequence[int]
+    """Tokens of each example, at most `max_length` each."""
+    max_length: int
+    batch_size: int
+    accumulate: int = 1
+    seed: int = 0
+    max_steps: int | None = None
+    """Number of windows; exclusive with max_epochs."""
+    max_epochs: int | None = None
+    packing: bool = True
+    _orders: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def packs(self) -> list[Pack]:
+        if self.packing:
+            return pack(self.lengths, self.max_length)
+        return [[index] for index in range(len(self.lengths))]
+
+    @property
+    def window_size(self) -> int:
+        """Packs of a full window."""
+        return self.batch_size * self.accumulate
+
+    @property
+    def num_windows(self) -> int:
+        if self.max_steps is not None:
+            return self.max_steps
+        return -(-self._num_packs_of_run // self.window_size)
+
+    @property
+    def _num_packs_of_run(self) -> int:
+        if self.max_steps is not None:
+            return self.max_steps * self.window_size
+        return (self.max_epochs or 0) * len(self.packs)
+
+    def window(self, number: int) -> Window:
+        """The micro-batches of optimiser step `number`, from 0. Raises IndexError beyond the run's end."""
+        if not 0 <= number < self.num_windows:
+            raise IndexError(f"window {number} of a run of {self.num_windows}")
+        start = number * self.window_size
+        stop = min(start + self.window_size, self._num_packs_of_run)
+        packs = [self._pack_at(place) for place in range(start, stop)]
+        return split_up(packs, self.batch_size)
+
+    def _pack_at(self, place: int) -> Pack:
+        epoch, offset = divmod(place, len(self.packs))
+        return self.packs[self._order(epoch)[offset]]
+
+    def _order(self, epoch: int) -> list[int]:
+        """The packs of one epoch, shuffled; the last few epochs asked for are kept."""
+        if epoch not in self._orders:
+            order = list(range(len(self.packs)))
+            random.Random(f"draftsmith/{self.seed}/{epoch}").shuffle(order)
+            while len(self._orders) >= 4:
+                del self._orders[next(iter(self._orders))]
+            self._orders[epoch] = order
+        return self._orders[epoch]
+
+    def num_tokens(self, num_windows: int) -> int:
+        """Tokens seen in the first `num_windows` windows, padding apart."""
+        places = min(num_windows * self.window_size, self._num_packs_of_run)
+        epochs, rest = divmod(places, len(self.packs))
+        partial = [self.packs[index] for index in self._order(epochs)[:rest]]
+        return epochs * sum(self.lengths) + sum(self.lengths[index] for members in partial for index in members)
+
+
+def pack(lengths: Sequence[int], max_length: int) -> list[Pack]:
+    """Best fit, longest first: each example goes where it leaves the least room; `max_length` is kept."""
+    packs: list[Pack] = []
+    room: list[tuple[int, int]] = []  # (free tokens, number of the pack), sorted
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        at = bisect.bisect_left(room, (lengths[index], -1))
+        if at < len(room):
+            free, number = room.pop(at)
+        else:
+            free, number = max_length, len(packs)
+            packs.append([])
+        packs[number].append(index)
+        bisect.insort(room, (free - lengths[index], number))
+    return packs
+
+
+def split_up(packs: list[Pack], batch_size: int) -> list[MicroBatch]:
+    """The packs in groups of `batch_size`, in order; the last group may be smaller."""
+    return [packs[start : start + batch_size] for start in range(0, len(packs), batch_size)]
+
+
+def rows_of_rank(micro_batch: MicroBatch, rank: int, world_size: int) -> MicroBatch:
+    """What one rank works on: rows rank, rank + world_size, ...; none where there are fewer rows than ranks."""
+    return micro_batch[rank::world_size]

@@ -1,0 +1,189 @@
+"""Makes an untrained draft for a target: a small Llama-type model with the target's tokenizer and vocabulary."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
+
+from decode.backends import with_backend
+from decode.errors import UsageError, require
+from decode.models import DRAFT_VOCAB_FILE, LoadedModel, load_model, narrow_head
+from distill.checkpoint_files import best_checkpoint, checkpoints_of, load_draft
+from distill.config import InitConfig
+from distill.draft_vocab import GUARD_CHANNEL, DraftVocab, choose_draft_vocab, pin_guard_channel, widen_head
+from distill.embeddings import EMBEDDING_STD, HEAD_STD, principal_directions, project
+from distill.folders import check_output, whole_folder, write_record
+from distill.runs import plain, write_json_atomic
+from distill.shapes import Shape, candidate_shapes, fixed_shape, largest_within
+from distill.step_cost import step_seconds
+
+__all__ = ["best_checkpoint", "checkpoints_of", "init_draft", "load_draft", "save_draft"]
+
+MADE_BY = "draftsmith init"
+DEFAULT_CONTEXT = 8192  # for targets that state none
+DEFAULT_ROPE_THETA = 10_000.0
+
+
+def init_draft(config: InitConfig) -> Path:
+    """Make the draft that `config` asks for and return its folder.
+
+    A folder that the same settings made before is left as it is. Raises UsageError for an output that holds anything
+    else, a target that no draft can serve, and sizes that are out of reach.
+    """
+    output = Path(config.output).expanduser().resolve()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    wanted = _settings(config)
+    record = check_output(output, MADE_BY)
+    if record is not None:
+        _check_same(record, wanted, output)
+        console.print(f"{output} is there already, made with the same settings")
+        return output
+    shape = None if config.cost_ratio is not None else fixed_shape(config)
+    target = load_model(config.target, config.model, role="target")
+    vocab = _draft_vocab(config, target)
+    if vocab is not None:
+        console.print(vocab.describe(target.vocab_size))
+    shape = shape or _shape_by_cost(config, target, vocab, console)
+    console.print(f"draft: {shape.describe()}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        draft = build_draft(target, shape, vocab, projected=config.embeddings == "projection")
+    with whole_folder(output) as folder:
+        save_draft(draft, target, None if vocab is None else vocab.ids, folder)
+        write_record(folder, {"made_by": MADE_BY, **wanted})
+    return output
+
+
+def _settings(config: InitConfig) -> dict[str, Any]:
+    """All that decides the draft, the content of the data file included."""
+    settings = plain(config)
+    del settings["output"], settings["model"]
+    data = Path(config.data).expanduser() if config.data else None
+    digest = hashlib.sha256(data.read_bytes()).hexdigest() if data and data.is_file() else None
+    return {"settings": settings, "data_sha256": digest}
+
+
+def _check_same(record: dict[str, Any], wanted: dict[str, Any], output: Path) -> None:
+    old, new = record.get("settings") or {}, wanted["settings"]
+    for key in new:
+        if old.get(key) != new[key]:
+            raise UsageError(
+                f"output: {output} holds a draft made with {key} {old.get(key)!r}, not {new[key]!r}; "
+                "remove it or choose another"
+            )
+    if record.get("data_sha256") != wanted["data_sha256"]:
+        raise UsageError(
+            f"output: {output} holds a draft made from other contents of data; remove it or choose another"
+        )
+
+
+def _draft_vocab(config: InitConfig, target: LoadedModel) -> DraftVocab | None:
+    if config.draft_vocab_size is None or config.data is None:
+        return None
+    from distill.data.examples import load_examples
+
+    real = min(target.vocab_size, len(target.tokenizer))  # rows beyond the tokenizer are padding of the table
+    require(
+        config.draft_vocab_size <= real, "draft_vocab_size", config.draft_vocab_size, f"at most {real}, the real tokens"
+    )
+    examples, _ = load_examples(
+        [config.data], target.tokenizer, max_length=2**31, on_bad_row="skip", vocab_size=target.vocab_size
+    )
+    special = target.tokenizer.all_special_ids
+    return choose_draft_vocab(examples, config.draft_vocab_size, target.vocab_size, target.eos_token_ids, special)
+
+
+def _shape_by_cost(config: InitConfig, target: LoadedModel, vocab: DraftVocab | None, console: Console) -> Shape:
+    """The largest shape whose measured step is within cost_ratio of the target's, both as decoding would run them."""
+    assert config.cost_ratio is not None
+    base = step_seconds(with_backend(target, config.model.backend))
+
+    def ratio(shape: Shape) -> float:
+        with no_init_weights():
+            model: Any = LlamaForCausalLM(llama_config(target, shape))
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, 0.01)  # any healthy number: only time is measured
+        if vocab is not None:
+            narrow_head(model, vocab.ids)
+        model = model.to(device=target.device, dtype=target.model.dtype).eval().requires_grad_(False)
+        draft = LoadedModel(model, target.tokenizer, "candidate")
+        return step_seconds(with_backend(draft, config.model.backend)) / base
+
+    shape, cost = largest_within(candidate_shapes(config.num_layers), config.cost_ratio, ratio)
+    console.print(f"target step {base * 1e3:.1f} ms; the draft's step costs {cost:.3f} of it")
+    return shape
+
+
+def build_draft(target: LoadedModel, shape: Shape, vocab: DraftVocab | None, projected: bool) -> LlamaForCausalLM:
+    """An untrained draft with a head of full size, fp32 on the CPU. Draws from torch's global generator."""
+    model = LlamaForCausalLM(llama_config(target, shape))
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
+    if projected:
+        _project_tables(model, target, first_channel=0 if vocab is None else GUARD_CHANNEL + 1)
+    if vocab is not None:
+        pin_guard_channel(model)
+        narrow_head(model, vocab.ids)
+        widen_head(model, vocab.ids, target.vocab_size)
+    return model.eval()
+
+
+@torch.no_grad()
+def _project_tables(model: LlamaForCausalLM, target: LoadedModel, first_channel: int) -> None:
+    """Channels from `first_channel` on of both tables: the target's rows along the leading directions of its inputs."""
+    inputs = target.model.get_input_embeddings().weight.float().cpu()
+    outputs = target.model.get_output_embeddings().weight.float().cpu()
+    width = model.config.hidden_size - first_channel
+    directions = principal_directions(inputs, width)
+    model.model.embed_tokens.weight[:, first_channel:] = project(inputs, directions, width, EMBEDDING_STD)
+    model.lm_head.weight[:, first_channel:] = project(outputs, directions, width, HEAD_STD)
+
+
+def llama_config(target: LoadedModel, shape: Shape) -> LlamaConfig:
+    """A Llama-type config of `shape` with the target's vocabulary, context, rotary base and special ids."""
+    settings = target.model.config.get_text_config()
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    special: dict[str, Any] = {name: getattr(settings, name, None) for name in names}
+    return LlamaConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=getattr(settings, "max_position_embeddings", None) or DEFAULT_CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": _rope_theta(settings)},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        **special,
+    )
+
+
+def _rope_theta(settings: Any) -> float:
+    """The target's rotary base; of a target with one per layer type, that of full attention."""
+    rope = getattr(settings, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    return float(rope.get("rope_theta") or DEFAULT_ROPE_THETA)
+
+
+def save_draft(
+    model: Any, target: LoadedModel, vocab_ids: Tensor | None, folder: Path, generation: dict[str, Any] | None = None
+) -> None:
+    """Write a plain model folder: weights, configs, the target's tokenizer and chat template, the draft's vocabulary.
+
+    `model` has a head of full size. Its generation config is made anew: the target's special ids and `generation`;
+    nothing that the target's own might hold (a temperature, say) can make the save fail.
+    """
+    ids = {name: getattr(target.model.generation_config, name, None) for name in ("bos_token_id", "pad_token_id")}
+    eos = sorted(target.eos_token_ids)
+    ids["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
+    model.generation_config = GenerationConfig(**ids, **(generation or {}))
+    model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    if vocab_ids is not None:
+        write_json_atomic(folder / DRAFT_VOCAB_FILE, {"vocab_ids": vocab_ids.tolist()})

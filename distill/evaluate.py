@@ -1,0 +1,92 @@
+"""Measures drafts by real decoding: every draft, plain decoding and transformers' generate in one interleaved run."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from decode.backends import with_backend
+from decode.benchmark import Method, MethodResult, decoder_method, run_benchmark, transformers_method
+from decode.decoder import SpeculativeDecoder
+from decode.models import LoadedModel, load_model
+from distill.candidates import Candidate, find_candidates
+from distill.checkpoint_files import load_draft
+from distill.config import EvalConfig
+from distill.data.examples import load_prompts
+from distill.report import EvalReport, print_report, report_of, write_report
+from distill.runs import record_run, run_folder
+
+PLAIN, TRANSFORMERS = "plain decoding", "transformers' generate"
+
+
+def evaluate(config: EvalConfig) -> EvalReport:
+    """Measure all of `config.drafts`, write the report files into `config.output` and print the table.
+
+    Raises UsageError for drafts, prompts or models that cannot be used, before anything is decoded.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    candidates = find_candidates(config.drafts)
+    with run_folder(config.output) as output:
+        busy = busy_share()
+        target = load_model(config.target, config.model, role="target")
+        prompts = load_prompts(config.prompts, target.tokenizer, config.num_prompts, target.vocab_size)
+        record_run(output, config)
+        results = measure(config, target, candidates, prompts, console)
+        report = report_of(config, candidates, results, busy)
+        write_report(report, output)
+    print_report(report)
+    return report
+
+
+def measure(
+    config: EvalConfig,
+    target: LoadedModel,
+    candidates: Sequence[Candidate],
+    prompts: list[list[int]],
+    console: Console,
+) -> list[MethodResult]:
+    """Timings of plain decoding, transformers' generate, then each candidate."""
+    drafts = [load_draft(c.path, target, config.model) for c in candidates]
+    ready = with_backend(target, config.model.backend)
+    methods: list[Method] = [
+        decoder_method(PLAIN, SpeculativeDecoder(ready), config.decode),
+        transformers_method(TRANSFORMERS, target, config.decode),
+    ]
+    for candidate, draft in zip(candidates, drafts, strict=True):
+        decoder = SpeculativeDecoder(ready, with_backend(draft, config.model.backend))
+        methods.append(decoder_method(candidate.name, decoder, config.decode))
+    total, done = len(methods) * len(prompts) * config.repeats, 0
+    with console.status(f"decoding {len(prompts)} prompts in {len(methods)} ways") as status:
+
+        def advance(name: str) -> None:
+            nonlocal done
+            status.update(f"decoding: {done} of {total}, now {name}")
+            done += 1
+
+        return run_benchmark(methods, prompts, config.decode.max_new_tokens, config.repeats, advance)
+
+
+def busy_share(seconds: float = 0.5) -> float | None:
+    """Share of all CPU time that other processes took while this one slept; None where the system does not tell.
+
+    The load average would not do: it still shows this process's own training of a minute ago.
+    """
+    before = _cpu_times()
+    if before is None:
+        return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
+    time.sleep(seconds)
+    after = _cpu_times()
+    assert after is not None
+    passed, idle = after[0] - before[0], after[1] - before[1]
+    return max(0.0, 1 - idle / passed) if passed > 0 else None
+
+
+def _cpu_times() -> tuple[int, int] | None:
+    """Clock ticks of all CPUs since the start, and those of them that were idle; Linux only."""
+    try:
+        ticks = [int(n) for n in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+    except (OSError, ValueError, IndexError):
+        return None
+    return sum(ticks), ticks[3] + ticks[4]

@@ -1,0 +1,180 @@
+"""Writes a draft as a plain model folder that other engines load, and proves it in a clean process first."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from decode.config import ModelConfig
+from decode.errors import UsageError, require
+from decode.models import LoadedModel, load_tokenizer, resolve_model_path
+from distill.checkpoint_files import best_checkpoint, is_run_folder, load_draft, read_checkpoint, step_of
+from distill.clean_reload import Expected, check_excluded, check_reload, expect
+from distill.config import ExportConfig
+from distill.draft_vocab import widen_head
+from distill.drafts import save_draft
+from distill.folders import check_output, read_record, whole_folder, write_record
+from distill.model_card import model_card
+from distill.report import conditions
+from distill.runs import versions, write_text_atomic
+
+MADE_BY = "draftsmith export"
+DEFAULT_ASSISTANT_TOKENS = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported, and what is known of it."""
+
+    path: Path
+    dtype: str  # of its own weights
+    step: int | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    num_assistant_tokens: int = DEFAULT_ASSISTANT_TOKENS
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "source": self.path.name,
+            "step": self.step,
+            "num_assistant_tokens": self.num_assistant_tokens,
+            "metrics": self.metrics,
+            "versions": versions(),
+        }
+
+
+def export(config: ExportConfig) -> Path:
+    """Write the draft to `config.output` and return that folder; only after plain transformers gave its logits back.
+
+    An earlier export there is replaced. Raises UsageError for what cannot be exported before anything is written, and
+    DraftsmithError when the written folder does not give the draft's own logits; then nothing is left behind.
+    """
+    output = Path(config.output).expanduser().resolve()
+    check_output(output, MADE_BY)
+    source = find_source(config)
+    require(source.num_assistant_tokens >= 1, "num_assistant_tokens", source.num_assistant_tokens, "an integer >= 1")
+    target = describe_target(config.target, config.model)
+    loading = replace(config.model, device="cpu", dtype="float32")
+    draft = load_draft(source.path, target, loading)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(_cast(draft, target, config.dtype if config.dtype != "auto" else source.dtype))
+    with whole_folder(output) as folder:
+        expected = write_export(folder, draft, target, source, config)
+        check_reload(folder, expected)
+    console.print(f"reloaded in a clean process by plain transformers: logits of {len(expected.logits)} texts agree")
+    return output
+
+
+def find_source(config: ExportConfig) -> Source:
+    """The checkpoint or folder that `config.draft` stands for, with its recorded figures.
+
+    Raises UsageError when there is none.
+    """
+    path = Path(config.draft).expanduser()
+    if is_run_folder(path):
+        path = best_checkpoint(path)
+    if path.suffix == ".ckpt":
+        return _checkpoint_source(path, config)
+    if not (path / "config.json").is_file():
+        raise UsageError(f"draft: {config.draft!r} is no checkpoint, no run folder and no model folder")
+    record, settings = read_record(path), json.loads((path / "config.json").read_text(encoding="utf-8"))
+    dtype = settings.get("dtype") or settings.get("torch_dtype") or "float32"
+    tokens = config.num_assistant_tokens or record.get("num_assistant_tokens") or DEFAULT_ASSISTANT_TOKENS
+    return Source(path, dtype, record.get("step"), record.get("metrics") or {}, tokens)
+
+
+def _checkpoint_source(path: Path, config: ExportConfig) -> Source:
+    content = read_checkpoint(path)
+    judged: Any = content.get("config")
+    for key in ("judge", "decode", "num_speculative_tokens"):
+        judged = judged.get(key) if isinstance(judged, Mapping) else None
+    tokens = config.num_assistant_tokens or judged or DEFAULT_ASSISTANT_TOKENS
+    dtype = str(next(iter(content["state_dict"].values())).dtype).removeprefix("torch.")
+    return Source(path, dtype, step_of(path), dict(content.get("metrics") or {}), tokens)
+
+
+def describe_target(name: str, config: ModelConfig) -> LoadedModel:
+    """The target's config, special ids and tokenizer; its weights are not read."""
+    path = resolve_model_path(name)
+    settings = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+    if settings.is_encoder_decoder:
+        raise UsageError(f"target {name!r}: {settings.model_type} is an encoder-decoder; expected a decoder-only model")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+    with contextlib.suppress(OSError):  # there may be none: then the model's config says what ends a text
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return LoadedModel(model, load_tokenizer(path, config, role="target"), name)
+
+
+@torch.no_grad()
+def _cast(draft: LoadedModel, target: LoadedModel, dtype: str) -> str:
+    """Widen the head, then round the weights to `dtype`, once, from fp32; returns how far that moved the logits."""
+    if draft.vocab_ids is not None:
+        widen_head(draft.model, draft.vocab_ids, target.vocab_size)
+    before = expect(draft.model, target, {})
+    rounded = getattr(torch, dtype)
+    for tensor in draft.model.state_dict().values():  # what is saved; rotary tables are not, and stay exact
+        if tensor.is_floating_point() and tensor.dtype != rounded:
+            tensor.copy_(tensor.to(rounded))
+    after = expect(draft.model, target, {})
+    kept = slice(None) if draft.vocab_ids is None else draft.vocab_ids
+    gaps = [(a[:, kept] - b[:, kept]).abs().max() for a, b in zip(before.logits, after.logits, strict=True)]
+    return f"weights in {dtype}: the cast moved logits by at most {float(max(gaps)):.2g}"
+
+
+def write_export(
+    folder: Path, draft: LoadedModel, target: LoadedModel, source: Source, config: ExportConfig
+) -> Expected:
+    """Fill `folder`; returns what plain transformers must find in it. `draft` is fp32, its values already rounded."""
+    dtype = config.dtype if config.dtype != "auto" else source.dtype
+    tokens = source.num_assistant_tokens
+    expected = expect(draft.model, target, _account(draft.model, dtype, tokens))
+    if draft.vocab_ids is not None:
+        check_excluded(expected.logits, draft.vocab_ids)
+    draft.model.config.use_cache = True
+    model = draft.model.to(getattr(torch, dtype))
+    save_draft(model, target, draft.vocab_ids, folder, assistant_settings(tokens))
+    name, measured = Path(config.output).name, find_evaluation(source.path)
+    card = model_card(name, config.target, draft, tokens, source.metrics, measured)
+    write_text_atomic(folder / "README.md", card)
+    write_record(folder, {"made_by": MADE_BY, "target": config.target, "dtype": dtype, **source.as_record()})
+    return expected
+
+
+def _account(model: Any, dtype: str, num_assistant_tokens: int) -> dict[str, Any]:
+    """Class, type and tensor names that the reloaded folder must show: those of the base class, no more."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    names = sorted(set(model.state_dict()) - tied)
+    return {
+        "class": type(model).__name__,
+        "dtype": dtype,
+        "tensors": names,
+        "num_assistant_tokens": num_assistant_tokens,
+    }
+
+
+def assistant_settings(num_assistant_tokens: int) -> dict[str, Any]:
+    """Generation settings that plain transformers reads from an assistant: a fixed number of drafted tokens a round."""
+    return {
+        "num_assistant_tokens": num_assistant_tokens,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+
+
+def find_evaluation(draft: Path) -> dict[str, Any] | None:
+    """The figures of `draft` in the newest report of eval that lies in its run's folder, None where there is none."""
+    run = draft.parent.parent if draft.suffix == ".ckpt" else draft.parent
+    for file in sorted(run.glob("*/metrics.json"), key=lambda f: f.stat().st_mtime, reverse=True):
+        try:
+            report = json.loads(file.read_text(encoding="utf-8"))
+            row = next(r for r in report["drafts"] if Path(r["path"]).resolve() == draft.resolve())
+            return {**row, "conditions": conditions(report["settings"], report["versions"])}
+        except (ValueError, KeyError, TypeError, StopIteration):
+            continue
+    return None

@@ -1,0 +1,174 @@
+"""`draftsmith fit`: distils, judges, saves; the same call again continues where the run stopped."""
+
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from lightning import Callback, Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from rich.console import Console
+
+from distill.callbacks import CheckpointJudge, Checkpoints, Clock, StepLog, best_row, clear_leftovers, write_best
+from distill.config import FitConfig
+from distill.history import Number, metrics_table, steps_table
+from distill.module import Distillation
+from distill.progress import StepProgress
+from distill.resume import Standing, find_standing, last_step, refuse_changes, refuse_other_data
+from distill.run_parts import Parts, load_parts, report_lines
+from distill.runs import record_run, run_folder
+from distill.teacher.choose import make_teachers
+from distill.trainer_options import LOG_EVERY_N_STEPS, check_options, make_trainer
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """Where a run stands when `fit` returns."""
+
+    output: Path
+    step: int
+    num_steps: int
+    resumed_from: int | None
+    """Step of the checkpoint that this call continued from; None for a fresh start."""
+    rows: list[dict[str, Number]]
+    """metrics.csv: the untrained draft, then each checkpoint."""
+    best: dict[str, Number] | None
+    """The row of the fastest checkpoint."""
+
+    @property
+    def complete(self) -> bool:
+        return self.step >= self.num_steps
+
+
+def fit(config: FitConfig) -> FitReport:
+    """Distil `config.draft` on the logits of `config.target` into the run folder `config.output`.
+
+    A run that stopped anywhere continues from its last checkpoint, on a CPU to bit-identical weights and metrics; a
+    finished one is left as it is. Raises UsageError for what cannot be used or differs from the run's own settings, and
+    KeyboardInterrupt after Ctrl-C, once training has been shut down.
+    """
+    check_options(config.trainer)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=_rank() != 0)
+    with run_folder(config.output) as folder, _quiet_lightning(), torch.random.fork_rng(devices=[]):
+        clear_leftovers(folder / "checkpoints")
+        standing = find_standing(folder / "checkpoints", console.print)
+        if standing is not None:
+            refuse_changes(standing, config, console.print)
+            if standing.complete:
+                console.print(f"{folder}: the run is complete at step {standing.step}; nothing is changed")
+                return _report(folder, standing.step, standing.num_steps, standing)
+        return _run(config, folder, standing, console)
+
+
+def _run(config: FitConfig, folder: Path, standing: Standing | None, console: Console) -> FitReport:
+    parts = load_parts(config)
+    if standing is not None:
+        refuse_other_data(standing, parts.record.data_sha256)
+    record_run(folder, config)
+    _cut_tables(folder, standing)
+    for line in report_lines(config, parts, standing):
+        console.print(line)
+    module = make_module(config, parts, folder, console)
+    trainer = _make_trainer(config, parts, folder, console)
+    with _interrupts_reach_the_caller(trainer, folder, console):
+        if standing is None:
+            trainer.validate(module, datamodule=parts.feed, verbose=False)  # the untrained draft's row
+        module.train()
+        checkpoint = None if standing is None else standing.path
+        trainer.fit(module, datamodule=parts.feed, ckpt_path=checkpoint, weights_only=True)
+    if trainer.global_step < parts.feed.num_steps:
+        console.print(f"stopped at step {trainer.global_step} by trainer.max_time; the same command continues")
+    return _report(folder, trainer.global_step, parts.feed.num_steps, standing)
+
+
+def make_module(config: FitConfig, parts: Parts, folder: Path, console: Console) -> Distillation:
+    """The LightningModule, with its teachers; a cached teacher scores the data here, where it has not yet."""
+    train, validation = parts.data.train, parts.data.validation
+    temperature = config.loss.temperature
+    teachers = make_teachers(config.teacher, parts.target.model, temperature, train, validation, folder, console)
+    return Distillation(
+        parts.draft,
+        *teachers,
+        num_steps=parts.feed.num_steps,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        seed=config.seed,
+    )
+
+
+def _make_trainer(config: FitConfig, parts: Parts, folder: Path, console: Console) -> Trainer:
+    table, feed = metrics_table(folder), parts.feed
+    clock = Clock(earlier=float((table.rows() or [{}])[-1].get("seconds") or 0.0))
+    judge = config.judge
+    callbacks: list[Callback] = [
+        StepLog(steps_table(folder), feed, clock, config.trainer.get("log_every_n_steps", LOG_EVERY_N_STEPS)),
+        CheckpointJudge(parts.target, parts.draft, parts.prompts, judge.decode, config.model.backend, console.print),
+        Checkpoints(folder, table, feed, parts.record, clock, console.print),
+    ]
+    if config.trainer.get("enable_progress_bar", True):
+        callbacks.append(StepProgress(feed.num_steps, console))
+    return make_trainer(
+        config.trainer,
+        config.model,
+        folder,
+        callbacks,
+        max_epochs=feed.num_segments,
+        accumulate_grad_batches=config.optimizer.accumulate,
+        gradient_clip_val=config.optimizer.gradient_clip,
+    )
+
+
+@contextmanager
+def _interrupts_reach_the_caller(trainer: Trainer, folder: Path, console: Console) -> Iterator[None]:
+    """Lightning turns Ctrl-C into exit status 1 and SIGTERM into 0; give the first back, and the second its 143."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as stop:
+        if not trainer.interrupted:
+            raise
+        signal.signal(signal.SIGINT, handler)
+        resumes = last_step(folder / "checkpoints")
+        console.print(f"interrupted after step {trainer.global_step}; the same command continues from step {resumes}")
+        if isinstance(stop, SIGTERMException):
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Hide what the trainer says of things that are so by design; what a user can act on still shows."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        for message in (".*does not have many workers.*", ".*LeafSpec.*", ".*in eval mode at the start.*"):
+            warnings.filterwarnings("ignore", message=message)
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _cut_tables(folder: Path, standing: Standing | None) -> None:
+    last = -1 if standing is None else standing.step
+    metrics_table(folder).cut(last)
+    steps_table(folder).cut(last)
+    write_best(folder, metrics_table(folder))
+
+
+def _rank() -> int:
+    """0 unless torchrun or lightning's launcher started this process as another."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+
+
+def _report(folder: Path, step: int, num_steps: int, standing: Standing | None) -> FitReport:
+    rows = metrics_table(folder).rows()
+    return FitReport(folder, step, num_steps, None if standing is None else standing.step, rows, best_row(rows))

@@ -1,0 +1,119 @@
+"""The README of an exported draft: what it is, what was measured, how each engine loads it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from decode.models import LoadedModel
+
+# Our words for what a checkpoint was judged by. Acceptance on given text and in decoding differ, and are told apart.
+FIGURES = {
+    "val/expected_acceptance": "expected acceptance, mean of Σ min(p, q) over held-out text (teacher-forced)",
+    "val/greedy_acceptance": "greedy acceptance, p(argmax q) over held-out text (teacher-forced)",
+    "val/draft_acceptance_rate": "draft acceptance rate, accepted / drafted in decoding",
+    "val/mean_acceptance_length": "mean acceptance length, output tokens per target pass in decoding",
+    "val/speedup": "speedup over plain decoding of the target, same prompts, same run",
+}
+EVAL_FIGURES = {
+    "draft_acceptance_rate": "draft acceptance rate, accepted / drafted in decoding",
+    "mean_acceptance_length": "mean acceptance length, output tokens per target pass in decoding",
+    "speedup_over_plain": "speedup over our own plain decoding",
+    "speedup_over_transformers": "speedup over transformers' generate",
+}
+
+
+def model_card(
+    name: str,  # of the folder
+    target: str,
+    draft: LoadedModel,
+    num_assistant_tokens: int,
+    metrics: Mapping[str, Any],  # the checkpoint's own
+    evaluation: Mapping[str, Any] | None = None,  # its row and settings in a report of `draftsmith eval`
+) -> str:
+    """Markdown with the metadata block that model hubs read."""
+    shown = Path(target).name or target
+    hub_id = target if "/" in target and not Path(target).expanduser().exists() else None
+    data = ModelCardData(
+        base_model=hub_id,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["draft-model", "speculative-decoding", "draftsmith"],
+    )
+    parts = [
+        f"---\n{data.to_yaml()}\n---\n",
+        f"# {name}: a draft for {shown}\n",
+        _about(draft, shown),
+        *_measured(metrics, evaluation),
+        "## Use\n",
+        _use(name, target, num_assistant_tokens),
+        "## Licence\n",
+        f"The draft was distilled on the outputs of {shown}, and carries its tokenizer and chat template. Check what "
+        f"the licence of {shown} asks of models made with its outputs before you pass the draft on.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _about(draft: LoadedModel, target: str) -> str:
+    settings = draft.model.config
+    total = sum(p.numel() for p in draft.model.parameters())
+    about = (
+        f"A small model ({settings.model_type}, {settings.num_hidden_layers} layers, {settings.hidden_size} wide, "
+        f"{total / 1e6:.1f}M parameters) that drafts tokens for {target} in speculative decoding. The target verifies "
+        "every token, so its output stays its own; the draft only makes it come faster. It is of little use alone.\n"
+    )
+    if draft.vocab_ids is not None:
+        about += (
+            f"\nIt proposes {len(draft.vocab_ids)} of the {settings.vocab_size} tokens (`draft_vocab.json`). The other "
+            "rows of its output table are there, as engines need, with values that keep them from being proposed.\n"
+        )
+    return about
+
+
+def _measured(metrics: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> list[str]:
+    lines = [(text, metrics[key]) for key, text in FIGURES.items() if metrics.get(key) is not None]
+    parts = ["## Measured\n", _table(lines)] if lines else ["## Measured\n", "Nothing was recorded with this draft.\n"]
+    if evaluation is not None:
+        found = [(text, evaluation[key]) for key, text in EVAL_FIGURES.items() if evaluation.get(key) is not None]
+        parts += [f"By `draftsmith eval`, {evaluation['conditions']}:\n", _table(found)]
+    return parts
+
+
+def _table(lines: list[tuple[str, float]]) -> str:
+    return "\n".join(["| what | figure |", "|---|---|", *(f"| {text} | {value:.3f} |" for text, value in lines)]) + "\n"
+
+
+def _use(name: str, target: str, num_assistant_tokens: int) -> str:
+    return f"""\
+With Draftsmith:
+
+```
+draftsmith run --target {target} --draft {name} --prompt "..."
+```
+
+With transformers (`num_assistant_tokens` is set in the generation config):
+
+```python
+from transformers import AutoModelForCausalLM
+
+target = AutoModelForCausalLM.from_pretrained("{target}")
+draft = AutoModelForCausalLM.from_pretrained("{name}")
+target.generate(**inputs, assistant_model=draft)
+```
+
+With vLLM:
+
+```
+vllm serve {target} --speculative-config \\
+  '{{"method": "draft_model", "model": "{name}", "num_speculative_tokens": {num_assistant_tokens}}}'
+```
+
+With SGLang:
+
+```
+python -m sglang.launch_server --model-path {target} --speculative-algorithm STANDALONE \\
+  --speculative-draft-model-path {name} --speculative-num-steps {num_assistant_tokens} \\
+  --speculative-eagle-topk 1 --speculative-num-draft-tokens {num_assistant_tokens + 1}
+```
+"""

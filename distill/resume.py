@@ -1,0 +1,110 @@
+"""Finds where a run stands and refuses to continue it with other settings. Knows nothing of models or training."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from decode.errors import UsageError
+from distill.checkpoint_files import STEP_NAME, read_checkpoint
+from distill.config import FitConfig
+from distill.runs import plain
+
+# A run may continue with another value of these: where things lie, what runs them, what is shown. They leave the data
+# order, the loss and the schedule as they are; on other hardware sums may round differently.
+FREE_KEYS = frozenset(
+    {
+        "output",
+        "teacher.cache_dir",
+        "teacher.batch_size",
+        "model.device",
+        "model.backend",
+        "model.trust_remote_code",
+        "trainer.devices",
+        "trainer.num_nodes",
+        "trainer.strategy",
+        "trainer.max_time",
+        "trainer.logger",
+        "trainer.log_every_n_steps",
+        "trainer.enable_progress_bar",
+        "trainer.enable_model_summary",
+        "trainer.profiler",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A checkpoint that a run can continue from."""
+
+    path: Path
+    step: int
+    num_steps: int  # of the whole run
+    config: dict[str, Any]
+    data_sha256: str
+
+    @property
+    def complete(self) -> bool:
+        return self.step >= self.num_steps
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:06d}.ckpt"
+
+
+def last_step(checkpoints: Path) -> int:
+    """Step of the newest checkpoint by its name, 0 where there is none."""
+    return max(_steps(checkpoints), default=0)
+
+
+def _steps(checkpoints: Path) -> dict[int, Path]:
+    return {int(m[1]): file for file in checkpoints.glob("step-*.ckpt") if (m := STEP_NAME.fullmatch(file.name))}
+
+
+def find_standing(checkpoints: Path, say: Callable[[str], None]) -> Standing | None:
+    """The newest whole checkpoint; damaged ones are named and passed over. None where there is none."""
+    steps = _steps(checkpoints)
+    for step in sorted(steps, reverse=True):
+        try:
+            content = read_checkpoint(steps[step])
+            return Standing(steps[step], step, content["num_steps"], content["config"], content["data_sha256"])
+        except (UsageError, KeyError) as error:
+            say(f"{steps[step].name} is passed over: {error}")
+    return None
+
+
+def refuse_changes(standing: Standing, config: FitConfig, say: Callable[[str], None]) -> None:
+    """Raise UsageError naming every setting that differs from the run's own, with both values.
+
+    Settings of FREE_KEYS are honoured, and told.
+    """
+    before, now = _flat(standing.config), _flat(plain(config))
+    changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+    refused = sorted(changed - FREE_KEYS)
+    if refused:
+        told = "; ".join(f"{key}: {before.get(key)!r} before, {now.get(key)!r} now" for key in refused)
+        raise UsageError(
+            f"{told}; the run in {config.output} continues with the settings it began with. "
+            f"Restore them, or choose another output (draft: {standing.path} starts from its weights)"
+        )
+    for key in sorted(changed - {"output"}):
+        say(f"{key}: continues with {now.get(key)!r}, was {before.get(key)!r}")
+
+
+def refuse_other_data(standing: Standing, data_sha256: str) -> None:
+    """Raise UsageError where the examples are not those that the run began with."""
+    if standing.data_sha256 != data_sha256:
+        raise UsageError(
+            f"data.train, data.validation: their rows have changed since the run's checkpoint {standing.path.name} "
+            "was written; restore them, or choose another output"
+        )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

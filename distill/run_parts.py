@@ -1,0 +1,96 @@
+"""Loads all that a run needs, checks that it fits together, and says what the run is about to do."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from decode.config import DTypeName, ModelConfig
+from decode.errors import UsageError
+from decode.models import LoadedModel, choose_device, load_model
+from distill.callbacks import Record
+from distill.checkpoint_files import load_draft
+from distill.config import FitConfig
+from distill.data.examples import load_prompts
+from distill.data.isolation import require_isolation
+from distill.data.module import DraftDataModule
+from distill.data.split import Data, load_data
+from distill.resume import Standing
+from distill.runs import plain
+from distill.teacher.choose import describe_teacher
+from distill.teacher.fingerprint import examples_sha256
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a run needs in memory."""
+
+    target: LoadedModel
+    draft: LoadedModel
+    data: Data
+    feed: DraftDataModule
+    prompts: list[list[int]]
+    record: Record
+
+
+def load_parts(config: FitConfig) -> Parts:
+    """Load and check everything; what is wrong with the pair, the data or the prompts is told here."""
+    model = _on_this_rank(config.model, config.trainer)
+    target = load_model(config.target, model, role="target")
+    trained_in: DTypeName = "float64" if config.model.dtype == "float64" else "float32"
+    draft = load_draft(config.draft, target, replace(model, dtype=trained_in))
+    if config.data.packing:
+        require_isolation(draft.model, "draft")
+        if config.teacher.kind == "online":
+            require_isolation(target.model, "target")
+    data = load_data(config.data, target.tokenizer, target.vocab_size)
+    feed = DraftDataModule(data.train, data.validation, config)
+    digest = examples_sha256([*data.train, *data.validation])
+    record = Record(config=plain(config), num_steps=feed.num_steps, data_sha256=digest)
+    return Parts(target, draft, data, feed, _judge_prompts(config, target, data), record)
+
+
+def _judge_prompts(config: FitConfig, target: LoadedModel, data: Data) -> list[list[int]]:
+    """Held-out prompts, distinct, in order. Raises UsageError when there is none."""
+    if config.judge.prompts is None:
+        found = [example.prompt_ids for example in data.validation]
+    else:
+        found = load_prompts(config.judge.prompts, target.tokenizer, None, target.vocab_size)
+    distinct = [list(ids) for ids in dict.fromkeys(tuple(ids) for ids in found) if ids]
+    if not distinct:
+        raise UsageError(f"judge.prompts: {config.judge.prompts or 'the validation rows'} have no prompt to decode")
+    return distinct[: config.judge.num_prompts]
+
+
+def _on_this_rank(model: ModelConfig, trainer: dict[str, Any]) -> ModelConfig:
+    """Where several GPUs train, each process loads onto its own."""
+    if choose_device(model) != torch.device("cuda"):
+        return model
+    local, devices = int(os.environ.get("LOCAL_RANK") or 0), trainer.get("devices")
+    return replace(model, device=f"cuda:{devices[local] if isinstance(devices, list) else local}")
+
+
+def report_lines(config: FitConfig, parts: Parts, standing: Standing | None) -> list[str]:
+    """What a run is about to do, before it does it."""
+    feed, draft = parts.feed, parts.draft
+    held_out = parts.data.validation_report
+    trained = sum(p.numel() for p in draft.model.parameters())
+    proposed = "" if draft.vocab_ids is None else f", proposes {len(draft.vocab_ids)} of {draft.vocab_size} tokens"
+    sequences = config.data.batch_size * config.optimizer.accumulate
+    epochs = feed.num_steps * sequences / len(feed.schedule.packs)
+    return [
+        *(f"data: {line}" for line in parts.data.report.lines()),
+        *(f"validation: {line}" for line in (held_out.lines() if held_out else [_held_out(parts)])),
+        f"draft: {trained / 1e6:.1f}M parameters{proposed}",
+        describe_teacher(config.teacher, config.loss.temperature),
+        f"run: {feed.num_steps} steps of {sequences} sequences ({config.data.batch_size} in a batch, "
+        f"{config.optimizer.accumulate} accumulated), {epochs:.1f} epochs",
+        f"checkpoints: {feed.num_segments}, each judged on {len(parts.prompts)} prompts",
+        "starts from the untrained draft" if standing is None else f"continues from step {standing.step}",
+    ]
+
+
+def _held_out(parts: Parts) -> str:
+    validation = parts.data.validation
+    return f"{len(validation)} examples held out, {sum(e.num_supervised for e in validation)} supervised tokens"

