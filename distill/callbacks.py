@@ -39,14 +39,17 @@ class StepLog(Callback):
 
     def __init__(self, table: Table, data: DraftDataModule, clock: Clock, every: int) -> None:
         self.table, self.data, self.clock, self.every = table, data, clock, every
-        self._logged = 0
+        self._seen = 0
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._seen = trainer.global_step  # of the checkpoint, whose row is there
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
-        step = trainer.global_step
-        if step == self._logged or step % self.every or not trainer.is_global_zero:
+        step, seen = trainer.global_step, self._seen
+        self._seen = step
+        if step == seen or step % self.every or not trainer.is_global_zero:
             return
         assert isinstance(module, Distillation)
-        self._logged = step
         self.table.append(
             {
                 "step": step,
@@ -82,7 +85,7 @@ class CheckpointJudge(Callback):
         scores: dict[str, float | None] = self._scores(module) if trainer.is_global_zero else {}
         scores = trainer.strategy.broadcast(scores)
         module.metrics.update(scores)
-        module.log_dict({k: v for k, v in scores.items() if v is not None}, rank_zero_only=True)
+        module.log_dict({k: v for k, v in scores.items() if v is not None}, sync_dist=True)
 
     def _scores(self, module: Distillation) -> dict[str, float | None]:
         if self._ready_target is None:

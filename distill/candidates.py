@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from decode.models import resolve_model_path
-from distill.checkpoint_files import checkpoints_of, is_run_folder, read_checkpoint, step_of
+from distill.checkpoint_files import checkpoints_of, is_run_folder, read_checkpoint, recorded_metrics, step_of
 from distill.folders import read_record
 from distill.history import metrics_table
 
@@ -15,7 +15,7 @@ from distill.history import metrics_table
 class Candidate:
     """A draft to measure, and what its run recorded of it."""
 
-    name: str
+    name: str  # the step of a checkpoint, the name of a folder
     path: Path
     step: int | None = None
     run: str | None = None
@@ -58,8 +58,7 @@ def _single(draft: str) -> Candidate:
 
 def _metrics(path: Path) -> dict[str, Any]:
     """What was recorded with a checkpoint or an exported folder."""
-    metrics = read_checkpoint(path).get("metrics") if path.suffix == ".ckpt" else read_record(path).get("metrics")
-    return dict(metrics or {})
+    return recorded_metrics(read_checkpoint(path) if path.suffix == ".ckpt" else read_record(path))
 
 
 def _renamed(candidate: Candidate) -> Candidate:

@@ -1,6 +1,7 @@
 """Reads what fit wrote: a checkpoint as a draft, the checkpoints of a run, the best of them."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -52,6 +53,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"draft: {path} has no {' and no '.join(missing)}; expected a checkpoint written by draftsmith fit"
         )
     return dict(content)
+
+
+def recorded_metrics(content: Mapping[str, Any]) -> dict[str, float]:
+    """The finite figures under "metrics" of a checkpoint or of a folder's record, by name."""
+    figures = content.get("metrics") or {}
+    return {name: value for name, value in figures.items() if isinstance(value, int | float) and math.isfinite(value)}
 
 
 def _load_checkpoint(path: Path, target: LoadedModel, config: ModelConfig) -> LoadedModel:

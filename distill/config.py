@@ -7,6 +7,13 @@ from decode.config import DecodeConfig, ModelConfig, SamplingConfig
 from decode.errors import UsageError, require
 
 
+def require_least(config: Any, section: str = "", **least: int) -> None:
+    """Refuse each named integer of `config` that lies below its least value; null passes where it's a default."""
+    for key, bound in least.items():
+        value = getattr(config, key)
+        require(value is None or value >= bound, f"{section}{key}", value, f"an integer >= {bound}")
+
+
 @dataclass(frozen=True)
 class GenerateConfig:
     """`draftsmith generate`: the target answers prompts."""
@@ -14,7 +21,7 @@ class GenerateConfig:
     target: str
     """Hub id, directory, or an embedded name such as smollm2-135m."""
     prompts: str
-    """jsonl, json or parquet file, save_to_disk folder, or hub id with prompt, messages, conversations, prompt+completion or text."""
+    """jsonl, json or parquet file, save_to_disk folder or hub id; with prompt, messages, conversations or text."""
     output: str
     """A .jsonl file; rows are appended to it, bad rows go to its sibling *.errors.jsonl."""
     max_new_tokens: int = 192
@@ -28,11 +35,8 @@ class GenerateConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
 
     def __post_init__(self) -> None:
-        require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "an integer >= 1")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "an integer >= 1")
+        require_least(self, max_new_tokens=1, batch_size=1, limit=1, max_prompt_tokens=1)
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
-        require(self.limit is None or self.limit >= 1, "limit", self.limit, "an integer >= 1, or null")
-        require(self.max_prompt_tokens >= 1, "max_prompt_tokens", self.max_prompt_tokens, "an integer >= 1")
         require(self.output.endswith(".jsonl"), "output", self.output, "a path that ends in .jsonl")
 
 
@@ -62,19 +66,10 @@ class InitConfig:
         chosen = [k for k in ("num_parameters", "cost_ratio", "hidden_size") if getattr(self, k) is not None]
         if len(chosen) > 1:
             raise UsageError(f"{' and '.join(chosen)}: give only one of num_parameters, cost_ratio, hidden_size")
-        require(
-            self.num_parameters is None or self.num_parameters >= 1,
-            "num_parameters",
-            self.num_parameters,
-            "an integer >= 1",
-        )
+        require_least(self, num_parameters=1, hidden_size=8, num_layers=1, draft_vocab_size=2)
         require(self.cost_ratio is None or 0 < self.cost_ratio < 1, "cost_ratio", self.cost_ratio, "a number in (0, 1)")
-        require(self.hidden_size is None or self.hidden_size >= 8, "hidden_size", self.hidden_size, "an integer >= 8")
-        require(self.num_layers is None or self.num_layers >= 1, "num_layers", self.num_layers, "an integer >= 1")
-        n = self.draft_vocab_size
-        require(n is None or n >= 2, "draft_vocab_size", n, "an integer >= 2, or null")
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
-        if n is not None and self.data is None:
+        if self.draft_vocab_size is not None and self.data is None:
             raise UsageError("draft_vocab_size: needs data, the rows whose tokens are counted")
 
 
@@ -88,7 +83,7 @@ class DataConfig:
     """Held-out rows; empty: validation_fraction of the training rows is held out, by the hash of the prompt."""
     validation_fraction: float = 0.05
     max_length: int = 512
-    """Tokens of a packed sequence; longer rows are cut, rows without a supervised token left are dropped and counted."""
+    """Tokens of a packed sequence; longer rows are cut, those left without a supervised token dropped and counted."""
     packing: bool = True
     """Join short rows in one sequence, without attention between them."""
     batch_size: int = 8
@@ -97,11 +92,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(len(self.train) >= 1, "data.train", self.train, "at least one file")
-        require(
-            0 < self.validation_fraction < 1, "data.validation_fraction", self.validation_fraction, "a number in (0, 1)"
-        )
-        require(self.max_length >= 2, "data.max_length", self.max_length, "an integer >= 2")
-        require(self.batch_size >= 1, "data.batch_size", self.batch_size, "an integer >= 1")
+        share = self.validation_fraction
+        require(0 < share < 1, "data.validation_fraction", share, "a number in (0, 1)")
+        require_least(self, "data.", max_length=2, batch_size=1)
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ class TeacherConfig:
     """Where the target's law of a position comes from."""
 
     kind: Literal["online", "cached"] = "online"
-    """online: the target runs at every step; cached: the data is scored once, top_k log-probs and the tail's mass kept."""
+    """online: the target runs at every step; cached: the data is scored once, top_k log-probs and the tail kept."""
     top_k: int = 32
     cache_dir: str | None = None
     """Where caches lie, each under its own key; null: teacher_cache in the run's folder."""
@@ -129,8 +122,7 @@ class TeacherConfig:
     """Rows scored at once when the cache is made."""
 
     def __post_init__(self) -> None:
-        require(self.top_k >= 1, "teacher.top_k", self.top_k, "an integer >= 1")
-        require(self.batch_size >= 1, "teacher.batch_size", self.batch_size, "an integer >= 1")
+        require_least(self, "teacher.", top_k=1, batch_size=1)
 
 
 @dataclass(frozen=True)
@@ -148,16 +140,15 @@ class OptimizerConfig:
     """Micro-batches per optimiser step; the mean is over the supervised tokens of the whole window."""
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.learning_rate < float("inf"), "optimizer.learning_rate", self.learning_rate, "a finite number > 0"
-        )
+        rate = self.learning_rate
+        require(0 < rate < float("inf"), "optimizer.learning_rate", rate, "a finite number > 0")
         require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "a number >= 0")
         require(all(0 <= b < 1 for b in self.betas), "optimizer.betas", self.betas, "two numbers in [0, 1)")
         require(0 <= self.warmup_fraction < 1, "optimizer.warmup_fraction", self.warmup_fraction, "a number in [0, 1)")
         require(0 <= self.final_fraction <= 1, "optimizer.final_fraction", self.final_fraction, "a number in [0, 1]")
         clip = self.gradient_clip
         require(clip is None or clip > 0, "optimizer.gradient_clip", clip, "a number > 0, or null")
-        require(self.accumulate >= 1, "optimizer.accumulate", self.accumulate, "an integer >= 1")
+        require_least(self, "optimizer.", accumulate=1)
 
 
 @dataclass(frozen=True)
@@ -172,8 +163,7 @@ class JudgeConfig:
     decode: DecodeConfig = field(default_factory=lambda: DecodeConfig(max_new_tokens=64))
 
     def __post_init__(self) -> None:
-        require(self.every_n_steps >= 1, "judge.every_n_steps", self.every_n_steps, "an integer >= 1")
-        require(self.num_prompts >= 1, "judge.num_prompts", self.num_prompts, "an integer >= 1")
+        require_least(self, "judge.", every_n_steps=1, num_prompts=1)
 
 
 @dataclass(frozen=True)
@@ -201,8 +191,7 @@ class FitConfig:
     def __post_init__(self) -> None:
         if (self.max_steps is None) == (self.max_epochs is None):
             raise UsageError("max_steps, max_epochs: give exactly one of the two")
-        require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "an integer >= 1")
-        require(self.max_epochs is None or self.max_epochs >= 1, "max_epochs", self.max_epochs, "an integer >= 1")
+        require_least(self, max_steps=1, max_epochs=1)
         require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
 
 
@@ -224,8 +213,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         require(len(self.drafts) >= 1, "drafts", self.drafts, "at least one draft, checkpoint or run folder")
-        require(self.num_prompts >= 1, "num_prompts", self.num_prompts, "an integer >= 1")
-        require(self.repeats >= 1, "repeats", self.repeats, "an integer >= 1")
+        require_least(self, num_prompts=1, repeats=1)
 
 
 @dataclass(frozen=True)
@@ -243,8 +231,7 @@ class ExportConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
 
     def __post_init__(self) -> None:
-        n = self.num_assistant_tokens
-        require(n is None or 1 <= n <= 64, "num_assistant_tokens", n, "an integer from 1 to 64, or null")
+        require_least(self, num_assistant_tokens=1)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from decode.config import ModelConfig
 from decode.errors import UsageError, require
 from decode.models import LoadedModel, load_tokenizer, resolve_model_path
-from distill.checkpoint_files import best_checkpoint, is_run_folder, load_draft, read_checkpoint, step_of
+from distill.checkpoint_files import (
+    best_checkpoint,
+    is_run_folder,
+    load_draft,
+    read_checkpoint,
+    recorded_metrics,
+    step_of,
+)
 from distill.clean_reload import Expected, check_excluded, check_reload, expect
 from distill.config import ExportConfig
 from distill.draft_vocab import widen_head
@@ -85,7 +92,7 @@ def find_source(config: ExportConfig) -> Source:
     record, settings = read_record(path), json.loads((path / "config.json").read_text(encoding="utf-8"))
     dtype = settings.get("dtype") or settings.get("torch_dtype") or "float32"
     tokens = config.num_assistant_tokens or record.get("num_assistant_tokens") or DEFAULT_ASSISTANT_TOKENS
-    return Source(path, dtype, record.get("step"), record.get("metrics") or {}, tokens)
+    return Source(path, dtype, record.get("step"), recorded_metrics(record), tokens)
 
 
 def _checkpoint_source(path: Path, config: ExportConfig) -> Source:
@@ -95,7 +102,8 @@ def _checkpoint_source(path: Path, config: ExportConfig) -> Source:
         judged = judged.get(key) if isinstance(judged, Mapping) else None
     tokens = config.num_assistant_tokens or judged or DEFAULT_ASSISTANT_TOKENS
     dtype = str(next(iter(content["state_dict"].values())).dtype).removeprefix("torch.")
-    return Source(path, dtype, step_of(path), dict(content.get("metrics") or {}), tokens)
+    dtype = "float32" if dtype == "float64" else dtype  # engines load no float64
+    return Source(path, dtype, step_of(path), recorded_metrics(content), tokens)
 
 
 def describe_target(name: str, config: ModelConfig) -> LoadedModel:

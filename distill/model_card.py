@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from decode.embedded import EMBEDDED
 from decode.models import LoadedModel
 
 # Our words for what a checkpoint was judged by. Acceptance on given text and in decoding differ, and are told apart.
@@ -34,7 +35,8 @@ def model_card(
 ) -> str:
     """Markdown with the metadata block that model hubs read."""
     shown = Path(target).name or target
-    hub_id = target if "/" in target and not Path(target).expanduser().exists() else None
+    is_local = target in EMBEDDED or Path(target).expanduser().exists()
+    hub_id = None if is_local else target
     data = ModelCardData(
         base_model=hub_id,
         library_name="transformers",
@@ -47,7 +49,7 @@ def model_card(
         _about(draft, shown),
         *_measured(metrics, evaluation),
         "## Use\n",
-        _use(name, target, num_assistant_tokens),
+        _use(name, hub_id, num_assistant_tokens),
         "## Licence\n",
         f"The draft was distilled on the outputs of {shown}, and carries its tokenizer and chat template. Check what "
         f"the licence of {shown} asks of models made with its outputs before you pass the draft on.\n",
@@ -84,9 +86,11 @@ def _table(lines: list[tuple[str, float]]) -> str:
     return "\n".join(["| what | figure |", "|---|---|", *(f"| {text} | {value:.3f} |" for text, value in lines)]) + "\n"
 
 
-def _use(name: str, target: str, num_assistant_tokens: int) -> str:
+def _use(name: str, hub_id: str | None, num_assistant_tokens: int) -> str:
+    target = hub_id or "TARGET"
+    note = "" if hub_id else "TARGET is the target's directory or hub id. "
     return f"""\
-With Draftsmith:
+{note}With Draftsmith:
 
 ```
 draftsmith run --target {target} --draft {name} --prompt "..."

@@ -144,7 +144,7 @@ class Distillation(LightningModule):
         *sums, count = self.trainer.strategy.reduce(self._validation_sums, reduce_op="sum").tolist()
         means = {name: total / count for name, total in zip(VALIDATION_METRICS, sums, strict=True)} if count else {}
         self.metrics.update(means)
-        self.log_dict(means, rank_zero_only=True)
+        self.log_dict(means, sync_dist=True)  # equal on all ranks already
 
     def configure_optimizers(self) -> Optimizer:
         # mixed precision unscales gradients itself, so lightning refuses to clip them for a fused optimiser

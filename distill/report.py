@@ -25,9 +25,9 @@ NEAR_ZERO_ACCEPTANCE = 0.02
 UNKNOWN = "-"
 COLUMNS = {
     "tokens\nseen": "tokens_seen",
-    "expected\nacceptance¹": "expected_acceptance",
-    "greedy\nacceptance¹": "greedy_acceptance",
-    "acceptance\nlength": "mean_acceptance_length",
+    "expected\naccept.¹": "expected_acceptance",
+    "greedy\naccept.¹": "greedy_acceptance",
+    "mean acc.\nlength": "mean_acceptance_length",
     "accepted/\ndrafted": "draft_acceptance_rate",
     "speedup,\nplain²": "speedup_over_plain",
     "speedup,\ntransf.³": "speedup_over_transformers",

@@ -78,7 +78,7 @@ def report_lines(config: FitConfig, parts: Parts, standing: Standing | None) -> 
     trained = sum(p.numel() for p in draft.model.parameters())
     proposed = "" if draft.vocab_ids is None else f", proposes {len(draft.vocab_ids)} of {draft.vocab_size} tokens"
     sequences = config.data.batch_size * config.optimizer.accumulate
-    epochs = feed.num_steps * sequences / len(feed.schedule.packs)
+    epochs = config.max_epochs or feed.num_steps * sequences / len(feed.schedule.packs)
     return [
         *(f"data: {line}" for line in parts.data.report.lines()),
         *(f"validation: {line}" for line in (held_out.lines() if held_out else [_held_out(parts)])),

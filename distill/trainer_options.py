@@ -90,10 +90,13 @@ def _legal() -> str:
 
 
 class SegmentTimer(Timer):
-    """Ends a run at the first checkpoint after max_time. It counts each start by itself, so the next start goes on."""
+    """Ends a run at the first checkpoint after max_time. Each start counts its own time and reaches one checkpoint."""
 
     def __init__(self, max_time: Any) -> None:
         super().__init__(max_time, interval="epoch", verbose=False)
+
+    def on_fit_start(self, *args: Any, **kwargs: Any) -> None:
+        """No stop before the first checkpoint, where a run would never get on."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

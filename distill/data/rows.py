@@ -99,15 +99,14 @@ KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bo
 
 
 def _read_json(path: Path) -> Iterator[Row | BadRow]:
-    """A list of objects. Files named .json that hold one object a line are read as jsonl."""
+    """A list of objects, or a single one. Files named .json that hold one object a line are read as jsonl."""
     try:
         value = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except ValueError:
-        value = None
-    if isinstance(value, list):
-        yield from (_row(item, str(path), number + 1, number) for number, item in enumerate(value))
-    else:
+    except (RecursionError, ValueError):
         yield from _read_jsonl(path)
+        return
+    items = value if isinstance(value, list) else [value]
+    yield from (_row(item, str(path), number + 1, number) for number, item in enumerate(items))
 
 
 def _read_parquet(path: Path) -> Iterator[Row | BadRow]:

@@ -24,9 +24,12 @@ class OnlineTeacher:
         """Move the target; called when training knows its device."""
         self.model.to(device)
 
+    @torch.no_grad()
     def law(self, batch: Batch) -> FullLaw:
-        """The law at `batch.supervised`, [N, V], fp32 or wider, usable in backward."""
-        with torch.inference_mode():
-            logits = supervised_logits(self.model, batch, self._apart)
-            log_probs = (upcast(logits) / self.temperature).log_softmax(-1)
-        return FullLaw(log_probs.clone())  # an inference tensor may not be saved for backward
+        """The law at `batch.supervised`, [N, V], fp32 or wider.
+
+        Without gradients rather than in inference mode: a loss may save the law for its backward, which inference
+        tensors allow only after a copy, and [N, V] is the largest tensor of a step.
+        """
+        logits = supervised_logits(self.model, batch, self._apart)
+        return FullLaw((upcast(logits) / self.temperature).log_softmax(-1))

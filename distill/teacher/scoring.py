@@ -19,6 +19,8 @@ from distill.teacher.store import Store
 # Supervised positions per shard: what a kill costs at most; grows so that no cache has more than MAX_SHARDS.
 SHARD_POSITIONS = 8192
 MAX_SHARDS = 1000
+# Seconds between progress lines where there is no terminal to draw a bar on.
+TELL_EVERY = 30.0
 
 
 def plan_shards(examples: Sequence[Example]) -> dict[str, list[int]]:
@@ -71,7 +73,7 @@ class Scorer:
         """Per position: its example, the token that follows it, and the law there; positions of an example in order."""
         batch = move_data_to_device(collate([[index] for index in members], examples, normaliser=0), self._device)
         logits = supervised_logits(self.model, batch, self._apart)
-        kept, log_probs, log_tail = top_k_of(upcast(logits) / self.temperature, self.top_k)
+        kept, log_probs, log_tail = top_k_of_(upcast(logits).div_(self.temperature), self.top_k)
         following = batch.input_ids.roll(-1, dims=1)[batch.supervised]
         scored = {
             "example": batch.example_ids[batch.supervised].int(),
@@ -83,19 +85,19 @@ class Scorer:
         return {name: tensor.cpu() for name, tensor in scored.items()}
 
 
-def top_k_of(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k likeliest ids [N, K], their log-probs [N, K], and the log of the mass of all others [N].
+def top_k_of_(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The k likeliest ids [N, K], their log-probs [N, K], and the log of the mass of all others [N]; spoils `logits`.
 
     The tail is summed from its own entries: as 1 minus the kept mass it would be rounding noise where it is small.
     """
     total = logits.logsumexp(-1, keepdim=True)
     values, ids = logits.topk(k)
-    tail = logits.scatter(-1, ids, -torch.inf).logsumexp(-1)
+    tail = logits.scatter_(-1, ids, -torch.inf).logsumexp(-1)
     return ids, values - total, tail - total.squeeze(-1)
 
 
 class _Tally:
-    """A progress bar in tokens, shown while there is something to do."""
+    """A progress bar in tokens, shown while there is something to do; in a log, a line now and then."""
 
     def __init__(self, total: int, console: Console) -> None:
         self.total, self.console = total, console
@@ -103,15 +105,20 @@ class _Tally:
         self.progress = Progress(*columns, console=console, disable=total == 0)
 
     def __enter__(self) -> "_Tally":
-        self.start, self.done = time.perf_counter(), 0
+        self.start = self.told = time.perf_counter()
+        self.done = 0
         self.progress.start()
         self.task: TaskID = self.progress.add_task("scoring", total=self.total, shown="")
         return self
 
     def add(self, count: int) -> None:
         self.done += count
-        rate = self.done / max(time.perf_counter() - self.start, 1e-9)
-        self.progress.update(self.task, completed=self.done, shown=f"{self.done}/{self.total} tokens, {rate:.0f}/s")
+        now = time.perf_counter()
+        shown = f"{self.done}/{self.total} tokens, {self.done / max(now - self.start, 1e-9):.0f}/s"
+        self.progress.update(self.task, completed=self.done, shown=shown)
+        if not self.console.is_terminal and now - self.told >= TELL_EVERY:
+            self.console.print(f"scoring: {shown}")
+            self.told = now
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()

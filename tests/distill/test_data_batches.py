@@ -44,8 +44,8 @@ def test_packed_documents_have_the_logits_that_they_have_alone(family: str, atte
     logits = run(model, batch)
     for index, one in enumerate(EXAMPLES):
         alone = model(input_ids=torch.tensor([one.input_ids]), use_cache=False).logits[0]
-        # fp64: what is left is the order of sums; a leak moves these strong models' logits by whole units
-        torch.testing.assert_close(logits[batch.example_ids == index], alone, rtol=1e-9, atol=1e-9)
+        # transformers takes norms and eager softmax in fp32 even here; a leak moves these logits by whole units
+        torch.testing.assert_close(logits[batch.example_ids == index], alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -123,29 +123,35 @@ LAYOUTS: dict[str, list[MicroBatch]] = {
 }
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.fixture(scope="module")
+def reference_gradient() -> torch.Tensor:
+    """Of the mean over all supervised tokens: each example alone, a loop over its tokens, divided once."""
+    model = tiny_llama()
+    terms = []
+    for one in EXAMPLES:
+        log_probs = model(input_ids=torch.tensor([one.input_ids])).logits[0].log_softmax(-1)
+        terms += [-log_probs[t - 1, one.input_ids[t]] for t in range(1, len(one.input_ids)) if one.mask[t]]
+    (torch.stack(terms).sum() / len(terms)).backward()
+    return model.model.embed_tokens.weight.grad
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_t05_any_layout_has_the_same_supervised_pairs_normaliser_and_gradient(layout: str, world_size: int) -> None:
+def test_t05_any_layout_has_the_same_supervised_pairs_normaliser_and_gradient(
+    layout: str, world_size: int, reference_gradient: torch.Tensor
+) -> None:
     model = tiny_llama()
     normaliser = num_supervised(LAYOUTS[layout], EXAMPLES)
-    batches = [
-        collate(micro, EXAMPLES, normaliser, rank, world_size) for micro in LAYOUTS[layout] for rank in range(world_size)
-    ]
+    ranks = range(world_size)
+    batches = [collate(micro, EXAMPLES, normaliser, r, world_size) for micro in LAYOUTS[layout] for r in ranks]
     assert normaliser == 6 + 4 + 1 + 1
     assert sorted(pair for batch in batches for pair in pairs(batch)) == [
         (0, 2), (0, 3), (0, 4), (0, 5), (0, 6), (0, 7), (1, 0), (1, 1), (1, 2), (1, 3), (2, 10), (3, 1),
     ]  # fmt: skip
-    total = sum(loss_sum(model, batch) for batch in batches)
-    assert isinstance(total, torch.Tensor)
-    total.backward()
-    gradient = model.model.embed_tokens.weight.grad
-    reference = tiny_llama()
-    for one in EXAMPLES:
-        nll = reference(input_ids=torch.tensor([one.input_ids])).logits[0].log_softmax(-1)
-        for t in range(1, len(one.input_ids)):
-            if one.mask[t]:
-                (-nll[t - 1, one.input_ids[t]] / normaliser).backward(retain_graph=True)
-    torch.testing.assert_close(gradient, reference.model.embed_tokens.weight.grad, rtol=1e-9, atol=1e-9)
+    for batch in batches:
+        loss_sum(model, batch).backward()
+    # the tolerance is for the fp32 norms, as above
+    torch.testing.assert_close(model.model.embed_tokens.weight.grad, reference_gradient, rtol=1e-4, atol=1e-4)
 
 
 def test_a_rank_without_rows_does_equal_work_with_nothing_supervised() -> None:

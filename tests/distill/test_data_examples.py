@@ -61,7 +61,7 @@ def test_a01_exactly_the_answers_and_their_end_of_turn_are_supervised(
     (example,), _ = load(tmp_path, [{"messages": messages}], tokenizer)
     first, last = [], []
     for i, supervised in enumerate(example.mask):  # two runs of supervised tokens, one for each answer
-        run = last if first and not example.mask[i - 1] or last else first
+        run = last if last or (first and not example.mask[i - 1]) else first
         if supervised:
             run.append(example.input_ids[i])
     assert "".join(tokenizer.decode(first).split()) == "ho<|im_end|>"
@@ -139,7 +139,9 @@ def test_a04_rows_without_room_for_an_answer_are_dropped_and_counted(tmp_path: P
     assert [(len(e.input_ids), e.num_supervised) for e in examples] == [(16, 6), (6, 3)]
     assert report.dropped == {"no supervised token within max_length 16": 1}
     assert (report.num_rows, report.num_examples, report.num_truncated) == (3, 2, 1)
-    with pytest.raises(UsageError, match="no example is left; 1 rows dropped: no supervised token within max_length 16"):
+    with pytest.raises(
+        UsageError, match="no example is left; 1 rows dropped: no supervised token within max_length 16"
+    ):
         load(tmp_path, rows[:1], max_length=16)
 
 
@@ -171,7 +173,10 @@ def test_a09_files_with_other_columns_are_joined(tmp_path: Path) -> None:
 
 def test_a12_odd_chats_are_skipped_and_no_row_without_loss_gets_through(tmp_path: Path) -> None:
     good = {"messages": [USER, ANSWER]}
-    odd = [{"messages": m} for m in ([ANSWER, USER], [USER], [{"role": "x", "content": "y"}], [USER, {"role": "assistant"}])]
+    odd = [
+        {"messages": m}
+        for m in ([ANSWER, USER], [USER], [{"role": "x", "content": "y"}], [USER, {"role": "assistant"}])
+    ]
     examples, report = load(tmp_path, [good, *odd, good], skip=True)
     assert len(examples) == 2 and len(report.bad_rows) == 4
     assert all(e.num_supervised for e in examples)
@@ -181,7 +186,9 @@ def test_a12_odd_chats_are_skipped_and_no_row_without_loss_gets_through(tmp_path
 def test_a19_ids_beyond_the_model_are_refused_with_both_sizes(tmp_path: Path, row: dict[str, str]) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<new>"])
-    with pytest.raises(UsageError, match=r":1: token id 259 \('<new>'\).*has 260 tokens, the model's vocab_size is 259"):
+    with pytest.raises(
+        UsageError, match=r":1: token id 259 \('<new>'\).*has 260 tokens, the model's vocab_size is 259"
+    ):
         load(tmp_path, [row], tokenizer, skip=True)
     with pytest.raises(UsageError, match="token id 259"):
         load_prompts(str(tmp_path / "rows.jsonl"), tokenizer, None, 259) if "text" in row else load(
@@ -194,5 +201,5 @@ def test_a19_ids_beyond_the_model_are_refused_with_both_sizes(tmp_path: Path, ro
 def test_load_prompts_takes_the_first_rows_and_names_a_bad_one(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", [{"prompt": "a"}, {"text": "b"}, {"messages": []}])
     assert load_prompts(path, byte_tokenizer(None), 2, 259) == [encode_prompt(byte_tokenizer(None), t) for t in "ab"]
-    with pytest.raises(UsageError, match="p.jsonl:3: messages: expected a list"):
+    with pytest.raises(UsageError, match=r"p\.jsonl:3: messages: expected a list"):
         load_prompts(path, byte_tokenizer(), None, 259)

@@ -1,6 +1,5 @@
 """The data module under a real trainer: segments, resuming, ranks."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,10 @@ from distill.config import DataConfig, FitConfig, JudgeConfig, OptimizerConfig
 from distill.data.batches import Batch
 from distill.data.examples import Example
 from distill.data.module import DraftDataModule
+from tests.fit_runs import QUIET
 from tests.fixtures import random_prompt
+
+pytestmark = [pytest.mark.filterwarnings(message) for message in QUIET]
 
 EXAMPLES = [Example(random_prompt(5 + n % 4, seed=n), [False, *[True] * (4 + n % 4)], str(n)) for n in range(23)]
 
@@ -67,9 +69,7 @@ def train(data: DraftDataModule, folder: Path, segments: int | None = None, resu
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with warnings.catch_warnings():  # lightning advises workers for every loader; ours makes batches in place
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        trainer.fit(recorder, datamodule=data, ckpt_path=resume, weights_only=True)
+    trainer.fit(recorder, datamodule=data, ckpt_path=resume, weights_only=True)
     trainer.save_checkpoint(folder / f"{trainer.current_epoch}.ckpt")
     return recorder
 

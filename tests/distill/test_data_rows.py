@@ -81,7 +81,9 @@ def test_a09_rows_may_have_any_extra_columns(tmp_path: Path) -> None:
 
 
 def test_a10_late_and_mixed_types_load(tmp_path: Path) -> None:
-    late = b'{"text": "t", "opt": null}\n' * 20_000 + b'{"text": "t", "opt": "x", "meta": 1}\n{"text": "t", "meta": "x"}\n'
+    late = (
+        b'{"text": "t", "opt": null}\n' * 20_000 + b'{"text": "t", "opt": "x", "meta": 1}\n{"text": "t", "meta": "x"}\n'
+    )
     rows = fields(write(tmp_path / "a.jsonl", late))
     assert len(rows) == 20_002 and rows[-2]["opt"] == "x"
 
@@ -91,6 +93,7 @@ def test_json_list_and_json_that_is_jsonl(tmp_path: Path) -> None:
     assert fields(write(tmp_path / "b.json", b"\n".join(LINES))) == ROWS
     rows = list(read_rows(write(tmp_path / "c.json", b'[{"text": "x"}, 3]')))
     assert isinstance(rows[1], BadRow) and rows[1].line == 2
+    assert fields(write(tmp_path / "d.json", json.dumps(ROWS[0], indent=1).encode())) == ROWS[:1]
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -127,9 +130,9 @@ def test_names_that_stand_for_nothing_are_refused(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
     for name in ("missing.jsonl", "some/where/else", "../x", str(tmp_path / "none"), "user/data.parquet"):
-        with pytest.raises(UsageError, match="no such file or folder$"):
+        with pytest.raises(UsageError, match=r"no such file or folder$"):
             list(read_rows(name))
-    with pytest.raises(UsageError, match="user/data: .*cannot reach the hub for user/data$"):
+    with pytest.raises(UsageError, match=r"user/data: .*cannot reach the hub for user/data$"):
         list(read_rows("user/data"))
     with pytest.raises(UsageError, match=r"expected one that ends in \.jsonl, \.json, \.parquet"):
         list(read_rows(write(tmp_path / "a.txt", b"x")))

@@ -63,7 +63,7 @@ def test_wide_head_gives_the_same_law_as_the_narrow_one() -> None:
 def test_zero_rows_would_be_proposed() -> None:
     """The negative control: what the guard rows are for."""
     model = guarded_model()
-    model.lm_head.weight[:, GUARD_CHANNEL] -= 30  # a draft whose logits are all low, which its law does not show
+    model.lm_head.weight[:, GUARD_CHANNEL] -= 2e4  # a draft whose logits are all low, which its law does not show
     widen_head(model, KEPT, V)
     assert not excluded()[logits_of(model).argmax(-1)].any()
     model.lm_head.weight[excluded()] = 0

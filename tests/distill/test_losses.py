@@ -209,6 +209,18 @@ def test_reduced_vocabulary_is_taken_against_the_conditioned_law_and_agrees_with
     assert torch.allclose(*slopes, atol=1e-12)
 
 
+def test_a_tail_without_any_id_of_the_draft_is_no_bucket() -> None:
+    target, draft = random_logits(9, V), random_logits(9, len(VOCAB_IDS), seed=1)
+    target[:, VOCAB_IDS] += 30  # the draft's ids are the likeliest, and all of them are kept
+    columns, log_probs = Columns(V, len(VOCAB_IDS), VOCAB_IDS), (target / 8).log_softmax(-1)
+    law = top_k(log_probs, len(VOCAB_IDS) + 1)
+    assert law.log_tail.exp().min() > 1e-3
+    full = loss_of("forward_kl", FullLaw(log_probs), draft, columns)
+    assert torch.allclose(loss_of("forward_kl", law, draft, columns), full, atol=1e-12)
+    found = acceptance(law, draft, columns)
+    assert torch.equal(found.expected, found.expected_upper)
+
+
 def test_positions_whose_mass_lies_outside_the_draft_teach_nothing() -> None:
     target = torch.full((1, V), -torch.inf).double()
     target[0, 1] = 0.0  # certain of an id that the draft lacks

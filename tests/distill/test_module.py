@@ -1,4 +1,4 @@
-"""The LightningModule against a plain loop: the same weights however a window is split, and no mode or graph left over."""
+"""The LightningModule against a plain loop: the same weights however a window is split; no mode or graph left over."""
 
 import gc
 import itertools
@@ -65,10 +65,12 @@ class Probe(Callback):
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.modes: list[tuple[str, bool]] = []
+        self.seeds: list[int] = []
         self._step = 0
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         self.modes.append(("train", module.draft.training))
+        self.seeds.append(torch.initial_seed())
         if trainer.global_step > self._step:
             self._step = trainer.global_step
             self.losses.append(module.window_loss)
@@ -224,13 +226,15 @@ def test_r04_dropout_is_drawn_from_the_micro_batchs_number_alone() -> None:
     assert len({noise_seed(s, b, r) for s in range(3) for b in range(3) for r in range(3)}) == 27
     runs = []
     for noise in (1, 2):
-        draft = tiny_gpt2(seed=1)
+        draft, probe = tiny_gpt2(seed=1), Probe()
         torch.manual_seed(noise)  # whatever was drawn before
-        distil(draft, tiny_llama(), feed_of(examples_of([3] * 4), batch_size=1), seed=5)
+        feed = feed_of(examples_of([3] * 8), batch_size=1, accumulate=2, every=2)
+        distil(draft, tiny_llama(), feed, probe, seed=5)
         runs.append(weights_of(draft))
+        assert len(set(probe.seeds)) == 8  # none twice
     assert distance(*runs) == 0
     other = tiny_gpt2(seed=1)
-    distil(other, tiny_llama(), feed_of(examples_of([3] * 4), batch_size=1), seed=6)
+    distil(other, tiny_llama(), feed, seed=6)
     assert distance(runs[0], weights_of(other)) > 0
 
 
