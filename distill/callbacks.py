@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -90,8 +89,7 @@ class CheckpointJudge(Callback):
     def _scores(self, module: Distillation) -> dict[str, float | None]:
         if self._ready_target is None:
             self._ready_target = with_backend(self.target, self.backend)
-        with torch.random.fork_rng(devices=[]):
-            found = judge(self._ready_target, self._frozen_copy(module), self.prompts, self.config)
+        found = judge(self._ready_target, self._frozen_copy(module), self.prompts, self.config)
         if found.mismatches:
             self.say(
                 f"{found.mismatches} of {len(self.prompts)} texts differ from plain decoding (rounding of near ties)"

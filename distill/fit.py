@@ -1,11 +1,10 @@
 """`draftsmith fit`: distils, judges, saves; the same call again continues where the run stopped."""
 
 import logging
-import os
 import signal
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from distill.module import Distillation
 from distill.progress import StepProgress
 from distill.resume import Standing, find_standing, last_step, refuse_changes, refuse_other_data
 from distill.run_parts import Parts, load_parts, report_lines
-from distill.runs import record_run, run_folder
+from distill.runs import is_other_rank, record_run, run_folder
 from distill.teacher.choose import make_teachers
 from distill.trainer_options import LOG_EVERY_N_STEPS, check_options, make_trainer
 
@@ -29,7 +28,6 @@ from distill.trainer_options import LOG_EVERY_N_STEPS, check_options, make_train
 EXPECTED_WARNINGS = (
     ".*does not have many workers.*",
     ".*smaller than the logging interval.*",
-    ".*in eval mode at the start.*",
     ".*LeafSpec.*",
 )
 
@@ -61,8 +59,8 @@ def fit(config: FitConfig) -> FitReport:
     KeyboardInterrupt after Ctrl-C, once training has been shut down.
     """
     check_options(config.trainer)
-    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=_rank() != 0)
-    with run_folder(config.output) as folder, _quiet_lightning(), torch.random.fork_rng(devices=[]):
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True, quiet=is_other_rank())
+    with run_folder(config.output) as folder, _quiet_lightning(), _same_random_state():
         clear_leftovers(folder / "checkpoints")
         standing = find_standing(folder / "checkpoints", console.print)
         if standing is not None:
@@ -77,8 +75,9 @@ def _run(config: FitConfig, folder: Path, standing: Standing | None, console: Co
     parts = load_parts(config)
     if standing is not None:
         refuse_other_data(standing, parts.record.data_sha256)
-    record_run(folder, config)
-    _cut_tables(folder, standing)
+    if not is_other_rank():
+        record_run(folder, config)
+        _cut_tables(folder, standing)
     for line in report_lines(config, parts, standing):
         console.print(line)
     module = make_module(config, parts, folder, console)
@@ -148,6 +147,11 @@ def _interrupts_reach_the_caller(trainer: Trainer, folder: Path, console: Consol
         raise KeyboardInterrupt from None
 
 
+def _same_random_state() -> AbstractContextManager[None]:
+    """Leave the caller's generators as they were found, those of GPUs too."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
     """Hide what the trainer says of things that are so by design; what a user can act on still shows."""
@@ -170,11 +174,6 @@ def _cut_tables(folder: Path, standing: Standing | None) -> None:
     metrics_table(folder).cut(last)
     steps_table(folder).cut(last)
     write_best(folder, metrics_table(folder))
-
-
-def _rank() -> int:
-    """0 unless torchrun or lightning's launcher started this process as another."""
-    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
 
 def _report(folder: Path, step: int, num_steps: int, standing: Standing | None) -> FitReport:

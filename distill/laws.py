@@ -68,6 +68,12 @@ def upcast(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """logits / temperature, in fp32 or wider; no copy of [N, V] where there is nothing to do."""
+    logits = upcast(logits)
+    return logits if temperature == 1 else logits / temperature
+
+
 def align(law: Law, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
     """Two normalised laws over the same buckets: log p and log q, each [N, S].
 
@@ -114,15 +120,16 @@ def top_k_buckets(law: TopKLaw, draft_logits: Tensor, columns: Columns) -> Bucke
     size = logits.shape[-1]
     column = columns.column_of[law.ids]  # [N, K]; `size` where the draft lacks the id
     kept = column < size
-    log_total = logits.logsumexp(-1, keepdim=True)
-    log_q = (logits.gather(-1, column.clamp(max=size - 1)) - log_total).masked_fill(~kept, -INF)
+    has_tail = kept.sum(-1) < size
+    chosen = logits.gather(-1, column.clamp(max=size - 1)).masked_fill(~kept, -INF)
     # One column more takes the writes of ids that the draft lacks. The fill is finite, for logsumexp over nothing but
     # -inf has gradient nan.
     lowest = torch.finfo(logits.dtype).min / 2
-    rest = nn.functional.pad(logits, (0, 1), value=lowest).scatter_(-1, column, lowest)
-    has_tail = kept.sum(-1) < size
-    log_q_tail = (rest.logsumexp(-1) - log_total.squeeze(-1)).masked_fill(~has_tail, -INF)
-    return Buckets(kept, log_q, log_q_tail, law.log_tail.masked_fill(~has_tail, -INF))
+    others = nn.functional.pad(logits, (0, 1), value=lowest).scatter_(-1, column, lowest)
+    tail = others.logsumexp(-1).masked_fill(~has_tail, -INF)
+    # The total from its parts: the only pass over [N, M], forward and backward, is the tail's.
+    total = torch.cat([chosen, tail.unsqueeze(-1)], -1).logsumexp(-1)
+    return Buckets(kept, chosen - total.unsqueeze(-1), tail - total, law.log_tail.masked_fill(~has_tail, -INF))
 
 
 def _normalise(log_mass: Tensor) -> Tensor:

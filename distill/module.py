@@ -14,7 +14,7 @@ from distill.config import LossConfig, OptimizerConfig
 from distill.data.batches import Batch
 from distill.draft_vocab import pin_guard_channel
 from distill.heads import head_stands_apart, supervised_logits
-from distill.laws import Columns, Law, align, upcast
+from distill.laws import Columns, Law, align, tempered
 from distill.losses import LOSSES
 from distill.optimizer import learning_rate, make_optimizer
 from distill.runs import plain
@@ -68,8 +68,8 @@ class Distillation(LightningModule):
             teacher.to(self.device)
 
     def position_losses(self, law: Law, logits: Tensor) -> Tensor:  # [N, M] -> [N]
-        tempered = upcast(logits) / self.loss_config.temperature
-        return LOSSES[self.loss_config.name](*align(law, tempered, self.columns))
+        logits = tempered(logits, self.loss_config.temperature)
+        return LOSSES[self.loss_config.name](*align(law, logits, self.columns))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = supervised_logits(self.draft, batch, self._apart)  # [N, M]
@@ -135,7 +135,7 @@ class Distillation(LightningModule):
         logits = supervised_logits(self.draft, batch, self._apart)
         law = self.validation_teacher.law(batch)
         losses = self.position_losses(law, logits).double()
-        found = acceptance(law, upcast(logits) / self.loss_config.temperature, self.columns)
+        found = acceptance(law, tempered(logits, self.loss_config.temperature), self.columns)
         sums = [values.sum() for values in (losses, *vars(found).values(), torch.ones_like(losses))]
         self._validation_sums += torch.stack(sums)
 

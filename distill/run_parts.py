@@ -45,10 +45,23 @@ def load_parts(config: FitConfig) -> Parts:
         if config.teacher.kind == "online":
             require_isolation(target.model, "target")
     data = load_data(config.data, target.tokenizer, target.vocab_size)
+    _check_lengths(data, target, "target")
+    _check_lengths(data, draft, "draft")
     feed = DraftDataModule(data.train, data.validation, config)
     digest = examples_sha256([*data.train, *data.validation])
     record = Record(config=plain(config), num_steps=feed.num_steps, data_sha256=digest)
     return Parts(target, draft, data, feed, _judge_prompts(config, target, data), record)
+
+
+def _check_lengths(data: Data, loaded: LoadedModel, role: str) -> None:
+    """Refuse examples beyond the positions that a model has, which would fail at the step that meets them."""
+    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max((*data.train, *data.validation), key=lambda example: len(example.input_ids))
+    if limit is not None and len(longest.input_ids) > limit:
+        raise UsageError(
+            f"data.max_length: {longest.source} has {len(longest.input_ids)} tokens, the {role} {loaded.name!r} takes "
+            f"{limit}; set it to {limit} at most"
+        )
 
 
 def _judge_prompts(config: FitConfig, target: LoadedModel, data: Data) -> list[list[int]]:

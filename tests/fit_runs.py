@@ -11,9 +11,12 @@ from lightning import Callback, Trainer
 from torch.optim import SGD, Optimizer
 
 from decode.config import DecodeConfig, ModelConfig
+from decode.evaluate import Judgement
+from decode.stats import Stats
 from distill.config import DataConfig, FitConfig, JudgeConfig, OptimizerConfig, TeacherConfig
 from distill.data.examples import Example
 from distill.data.module import DraftDataModule
+from distill.fit import FitReport, fit
 from distill.module import Distillation
 from tests.fixtures import random_prompt
 
@@ -121,3 +124,30 @@ def fit_config(folder: Path, **changes: Any) -> FitConfig:
         "trainer": {"log_every_n_steps": 1, "enable_progress_bar": False},
     }
     return FitConfig(**{**settings, **changes})
+
+
+def run_fit(pair: Path, output: Path, **changes: Any) -> FitReport:
+    return fit(fit_config(pair, output=str(output), **changes))
+
+
+JUDGED: list[str] = []
+
+
+def stub_judge(speedups: list[float]) -> Any:
+    """A judge whose speedups are given in the order of its calls; it notes the mode of the draft that it sees."""
+    left = list(speedups)
+
+    def judge(target: Any, draft: Any, prompts: Any, config: Any) -> Judgement:
+        JUDGED.append("training" if draft.model.training else "eval")
+        return Judgement(Stats(), left.pop(0), 2.0, 1.0, 0)
+
+    return judge
+
+
+def tree(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Content and time of every file of a folder, locks apart."""
+    return {
+        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns)
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != ".lock"
+    }

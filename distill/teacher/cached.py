@@ -32,7 +32,7 @@ def fill_cache(
     Log-probs are of logits / temperature, so losses and acceptance read from the cache are at that temperature.
     Raises UsageError when top_k exceeds the target's vocabulary.
     """
-    console = console or Console(stderr=True)
+    console = console or Console(stderr=True, highlight=False, markup=False)
     size = int(model.config.get_text_config().vocab_size)
     require(top_k <= size, "teacher.top_k", top_k, f"at most the target's {size} ids")
     key = cache_key(model, examples, top_k, temperature)

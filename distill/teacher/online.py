@@ -6,7 +6,7 @@ import torch
 
 from distill.data.batches import Batch
 from distill.heads import head_stands_apart, supervised_logits
-from distill.laws import FullLaw, upcast
+from distill.laws import FullLaw, tempered
 
 
 class OnlineTeacher:
@@ -32,4 +32,4 @@ class OnlineTeacher:
         tensors allow only after a copy, and [N, V] is the largest tensor of a step.
         """
         logits = supervised_logits(self.model, batch, self._apart)
-        return FullLaw((upcast(logits) / self.temperature).log_softmax(-1))
+        return FullLaw(tempered(logits, self.temperature).log_softmax(-1))

@@ -36,10 +36,13 @@ def test_the_script_makes_the_shipped_prompts_again() -> None:
 def combinations(prompts: list[str]) -> list[tuple[str, ...]]:
     """Adjective, character and object of each prompt, read back from its text."""
     script = story_prompts()
-    lists = (script.ADJECTIVES, script.CHARACTERS, script.OBJECTS)
-    found = [[[word for word in choices if f" {word}" in prompt] for choices in lists] for prompt in prompts]
-    assert all(kind for kinds in found for kind in kinds)
-    return [tuple(max(kind, key=len) for kind in kinds) for kinds in found]
+    heroes = [(a, c) for a in script.ADJECTIVES for c in script.CHARACTERS]
+    found = []
+    for prompt in prompts:
+        (hero,) = [(a, c) for a, c in heroes if f"a {a} {c}" in prompt]
+        thing = max((o for o in script.OBJECTS if f" a {o}" in prompt), key=len)
+        found.append((*hero, thing))
+    return found
 
 
 def test_the_files_share_no_combination_and_half_of_the_held_out_noun_pairs_are_unseen() -> None:

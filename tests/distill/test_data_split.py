@@ -67,7 +67,7 @@ def test_rows_that_share_a_prompt_stay_on_one_side() -> None:
 @pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
 def test_either_side_has_a_row(fraction: float) -> None:
     train, held_out = split_examples([example(1), example(2), example(3)], fraction)
-    assert train and held_out
+    assert train and held_out and len(train) + len(held_out) == 3
     with pytest.raises(UsageError, match=r"data\.validation_fraction: all rows share one prompt"):
         split_examples([example(1), example(1, 6)], fraction)
 

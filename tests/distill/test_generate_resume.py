@@ -122,7 +122,7 @@ def test_interrupted_at_each_batch_and_twice_in_a_row(
         ({"max_new_tokens": 4}, "max_new_tokens 5, not 4"),
         ({"batch_size": 2}, "batch_size 3, not 2"),
         ({"target": "other"}, "target 'tiny', not 'other'"),
-        ({"max_prompt_tokens": 23}, "prompts"),
+        ({"max_prompt_tokens": 21}, "prompts"),
     ],
 )
 def test_an_output_made_by_other_settings_is_refused_and_left_alone(

@@ -1,4 +1,4 @@
-"""Losses and acceptance against float64 loops and closed forms, in value and gradient."""
+"""Losses against float64 loops and closed forms, in value and gradient."""
 
 import math
 
@@ -9,10 +9,7 @@ from torch import Tensor
 from distill.acceptance import acceptance
 from distill.laws import Columns, FullLaw, TopKLaw, align
 from distill.losses import LOSSES, forward_kl
-from tests.fixtures import P, Q
-
-V = 11
-VOCAB_IDS = torch.tensor([0, 2, 3, 7, 9])
+from tests.distill.law_samples import VOCAB_IDS, V, random_logits, top_k
 
 
 def loop_forward_kl(p: list[float], q: list[float]) -> float:
@@ -26,16 +23,6 @@ def softmax(logits: list[float]) -> list[float]:
     top = max(logits)
     weights = [math.exp(x - top) for x in logits]
     return [w / sum(weights) for w in weights]
-
-
-def random_logits(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(2).to(dtype)
-
-
-def top_k(log_probs: Tensor, k: int) -> TopKLaw:
-    values, ids = log_probs.topk(k)
-    tail = log_probs.scatter(-1, ids, -torch.inf).logsumexp(-1)
-    return TopKLaw(ids, values, tail)
 
 
 def loss_of(name: str, law: FullLaw | TopKLaw, logits: Tensor, columns: Columns | None = None) -> Tensor:
@@ -239,36 +226,6 @@ def test_a_sharp_draft_keeps_the_precision_of_its_tail_in_fp32() -> None:
     moved[0, 1:] += 1.0
     wide = loss_of("forward_kl", top_k(logits.double().log_softmax(-1), 1), moved.double())
     assert loss_of("forward_kl", law, moved).item() == pytest.approx(wide.item(), abs=1e-9)
-
-
-def test_acceptance_of_the_reference_pair_is_one_half() -> None:
-    p, q = (torch.tensor([x], dtype=torch.float64).log() for x in (P, Q))
-    found = acceptance(FullLaw(p), q, Columns(6, 6))
-    assert found.expected.item() == pytest.approx(0.5, abs=1e-12)
-    assert found.greedy.item() == pytest.approx(0.10, abs=1e-12)  # argmax q is the fourth id
-    assert torch.equal(found.expected, found.expected_upper)
-    assert found.expected.dtype == torch.float64
-
-
-@pytest.mark.parametrize("k", [1, 2, 4, V])
-@pytest.mark.parametrize("vocab_ids", [None, VOCAB_IDS], ids=["all ids", "reduced"])
-def test_cached_top_k_brackets_acceptance(k: int, vocab_ids: Tensor | None) -> None:
-    ids = torch.arange(V) if vocab_ids is None else vocab_ids
-    target, draft = random_logits(600, V), random_logits(600, len(ids), seed=1)  # more rows than one block
-    columns = Columns(V, len(ids), vocab_ids)
-    full = acceptance(FullLaw(target.log_softmax(-1)), draft, columns)
-    found = acceptance(top_k(target.log_softmax(-1), k), draft, columns)
-    p, q = target.softmax(-1)[:, ids], draft.softmax(-1)
-    assert torch.allclose(full.expected, torch.minimum(p, q).sum(-1), atol=1e-12)  # p isn't conditioned
-    assert torch.allclose(full.greedy, p.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1), atol=1e-12)
-    for low, value, high in (
-        (found.expected, full.expected, found.expected_upper),
-        (found.greedy, full.greedy, found.greedy_upper),
-    ):
-        assert (low <= value + 1e-12).all()
-        assert (value <= high + 1e-12).all()
-        if k == V:
-            assert torch.allclose(low, high, atol=1e-12)
 
 
 def test_no_position_gives_no_values_and_no_error() -> None:

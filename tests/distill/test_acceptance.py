@@ -1,0 +1,40 @@
+"""Acceptance from two laws, against closed forms, and its bounds from a top-k law."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from distill.acceptance import acceptance
+from distill.laws import Columns, FullLaw
+from tests.distill.law_samples import VOCAB_IDS, V, random_logits, top_k
+from tests.fixtures import P, Q
+
+
+def test_acceptance_of_the_reference_pair_is_one_half() -> None:
+    p, q = (torch.tensor([x], dtype=torch.float64).log() for x in (P, Q))
+    found = acceptance(FullLaw(p), q, Columns(6, 6))
+    assert found.expected.item() == pytest.approx(0.5, abs=1e-12)
+    assert found.greedy.item() == pytest.approx(0.10, abs=1e-12)  # argmax q is the fourth id
+    assert torch.equal(found.expected, found.expected_upper)
+    assert found.expected.dtype == torch.float64
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, V])
+@pytest.mark.parametrize("vocab_ids", [None, VOCAB_IDS], ids=["all ids", "reduced"])
+def test_cached_top_k_brackets_acceptance(k: int, vocab_ids: Tensor | None) -> None:
+    ids = torch.arange(V) if vocab_ids is None else vocab_ids
+    target, draft = random_logits(600, V), random_logits(600, len(ids), seed=1)  # more rows than one block
+    columns = Columns(V, len(ids), vocab_ids)
+    full = acceptance(FullLaw(target.log_softmax(-1)), draft, columns)
+    found = acceptance(top_k(target.log_softmax(-1), k), draft, columns)
+    p, q = target.softmax(-1)[:, ids], draft.softmax(-1)
+    assert torch.allclose(full.expected, torch.minimum(p, q).sum(-1), atol=1e-12)  # p isn't conditioned
+    assert torch.allclose(full.greedy, p.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1), atol=1e-12)
+    for low, value, high in (
+        (found.expected, full.expected, found.expected_upper),
+        (found.greedy, full.greedy, found.greedy_upper),
+    ):
+        assert (low <= value + 1e-12).all()
+        assert (value <= high + 1e-12).all()
+        if k == V:
+            assert torch.allclose(low, high, atol=1e-12)

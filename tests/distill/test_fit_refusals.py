@@ -1,0 +1,112 @@
+"""What fit refuses, by name and before the costly work: changed settings, wrong options, unfit data."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode.config import DecodeConfig
+from decode.errors import UsageError
+from distill.config import DataConfig, JudgeConfig, LossConfig, OptimizerConfig, TeacherConfig
+from distill.trainer_options import PASSED_ON
+from tests.draft_files import save_target
+from tests.fit_runs import fit_config, run_fit, tree, write_id_rows
+from tests.fixtures import byte_tokenizer, tiny_gpt2
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "max_steps": {"max_steps": 12},
+    "data.batch_size": {"data": {"batch_size": 3}},
+    "data.max_length": {"data": {"max_length": 31}},
+    "optimizer.accumulate": {"optimizer": OptimizerConfig(accumulate=1)},
+    "optimizer.learning_rate": {"optimizer": OptimizerConfig(accumulate=2, learning_rate=1e-3)},
+    "loss.temperature": {"loss": LossConfig(temperature=2.0)},
+    "teacher.kind": {"teacher": TeacherConfig(kind="online", top_k=8)},
+    "teacher.top_k": {"teacher": TeacherConfig(kind="cached", top_k=4)},
+    "judge.every_n_steps": {
+        "judge": JudgeConfig(every_n_steps=3, num_prompts=2, decode=DecodeConfig(max_new_tokens=4))
+    },
+    "target": {"target": "elsewhere"},
+    "draft": {"draft": "elsewhere"},
+    "seed": {"seed": 1},
+    "trainer.precision": {"trainer": {"log_every_n_steps": 1, "enable_progress_bar": False, "precision": "64-true"}},
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_r13_a_changed_setting_is_refused_by_name(key: str, finished_run: Path, fit_pair: Path) -> None:
+    changes = dict(CHANGES[key])
+    if isinstance(changes.get("data"), dict):
+        changes["data"] = replace(fit_config(fit_pair).data, **changes["data"])
+    before = tree(finished_run)
+    with pytest.raises(UsageError) as caught:
+        run_fit(fit_pair, finished_run, **changes)
+    message = str(caught.value)
+    assert message.startswith(f"{key}: ") and " before, " in message and "\n" not in message
+    assert tree(finished_run) == before
+
+
+@pytest.mark.usefixtures("stub_judging")
+def test_r13_free_settings_are_honoured_with_a_notice_and_changed_rows_refused(
+    fit_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes((fit_pair / "rows.jsonl").read_bytes())
+    data = DataConfig(train=[str(rows)], max_length=32, batch_size=2, validation_fraction=0.2)
+    run_fit(fit_pair, tmp_path / "run", data=data, max_steps=4)
+    (tmp_path / "run" / "checkpoints" / "step-000004.ckpt").unlink()
+    quiet = {"log_every_n_steps": 2, "enable_progress_bar": False}
+    report = run_fit(fit_pair, tmp_path / "run", data=data, max_steps=4, trainer=quiet)
+    assert report.resumed_from == 2 and report.complete
+    assert "trainer.log_every_n_steps: continues with 2, was 1" in capsys.readouterr().err
+    (tmp_path / "run" / "checkpoints" / "step-000004.ckpt").unlink()
+    write_id_rows(rows, seed=9)
+    with pytest.raises(UsageError, match=r"data.train.*changed since the run's checkpoint step-000002.ckpt"):
+        run_fit(fit_pair, tmp_path / "run", data=data, max_steps=4)
+
+
+MISTAKES = {
+    "devicess": ("trainer.devicess: unknown", "did you mean trainer.devices?"),
+    "accumulate_grad_batchs": ("trainer.accumulate_grad_batchs: unknown", "did you mean optimizer.accumulate?"),
+    "max_epochs": ("trainer.max_epochs: set max_epochs instead",),
+    "gradient_clip_val": ("set optimizer.gradient_clip instead",),
+    "callbacks": ("trainer.callbacks: is fixed",),
+    "strategy": ("trainer.strategy: 'x'", "ddp"),
+    "logger": ("trainer.logger: 'x'", "tensorboard"),
+    "precision": ("trainer: ", "'x'"),
+    "log_every_n_steps": ("trainer.log_every_n_steps: 'x'",),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_b01_a_wrong_trainer_option_is_refused_by_name(name: str, fit_pair: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        run_fit(fit_pair, tmp_path / "run", trainer={name: "x"}, teacher=TeacherConfig())
+    assert all(part in str(caught.value) for part in MISTAKES[name])
+    assert "\n" not in str(caught.value)
+
+
+def test_every_option_of_the_trainer_is_passed_on_or_refused_by_name() -> None:
+    import inspect
+
+    from lightning import Trainer
+
+    from distill.trainer_options import FIXED, OUR_KEYS
+
+    assert {*PASSED_ON, *FIXED, *OUR_KEYS} == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+
+
+def test_examples_beyond_the_drafts_positions_are_refused_before_training(fit_pair: Path, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    save_target(tmp_path / "draft", tiny_gpt2(vocab_size=len(tokenizer), positions=8), tokenizer)
+    with pytest.raises(UsageError, match=r"data.max_length: .*rows.jsonl:\d+ has \d+ tokens, the draft .* takes 8"):
+        run_fit(fit_pair, tmp_path / "run", draft=str(tmp_path / "draft"))
+
+
+def test_judge_has_no_prompt_is_refused(fit_pair: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "promptless.jsonl"
+    rows.write_text("".join(json.dumps({"input_ids": [i, i + 1], "mask": [1, 1]}) + "\n" for i in range(9)))
+    data = DataConfig(train=[str(fit_pair / "rows.jsonl")], validation=[str(rows)], max_length=32, batch_size=2)
+    with pytest.raises(UsageError, match=r"judge.prompts: the validation rows have no prompt"):
+        run_fit(fit_pair, tmp_path / "run", data=data)
