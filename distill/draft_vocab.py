@@ -33,6 +33,7 @@ class DraftVocab:
     ids: Tensor  # [N] int64, ascending
     coverage: float  # share of the data's generated tokens that are among them
     num_seen: int  # distinct tokens generated in the data
+    log_frequency: Tensor  # [N] how often each id was generated, as a log-probability, less its mean over the ids
 
     def describe(self, vocab_size: int) -> str:
         return (
@@ -64,7 +65,9 @@ def choose_draft_vocab(
         order = order[key[order].argsort(descending=True, stable=True)]
     ids = order[:size].sort().values
     coverage = float(generated[ids].sum() / generated.sum())
-    return DraftVocab(ids, coverage, int((generated > 0).sum()))
+    smoothed = generated[ids] + 0.5
+    log_frequency = (smoothed / smoothed.sum()).log()
+    return DraftVocab(ids, coverage, int((generated > 0).sum()), log_frequency - log_frequency.mean())
 
 
 def count_tokens(examples: Iterable[Example], vocab_size: int) -> tuple[Tensor, Tensor]:

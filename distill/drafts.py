@@ -123,13 +123,21 @@ def build_draft(target: LoadedModel, shape: Shape, vocab: DraftVocab | None, pro
     """An untrained draft with a head of full size, fp32 on the CPU. Draws from torch's global generator."""
     model = LlamaForCausalLM(llama_config(target, shape))
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
+    torch.nn.init.normal_(model.lm_head.weight, std=HEAD_STD)
     if projected:
         _project_tables(model, target, first_channel=0 if vocab is None else GUARD_CHANNEL + 1)
     if vocab is not None:
         pin_guard_channel(model)
         narrow_head(model, vocab.ids)
+        _start_from_frequencies(model, vocab)
         widen_head(model, vocab.ids, target.vocab_size)
     return model.eval()
+
+
+@torch.no_grad()
+def _start_from_frequencies(model: LlamaForCausalLM, vocab: DraftVocab) -> None:
+    """The head reads a constant in the guard channel, so its column there is a bias: how often each token occurs."""
+    model.lm_head.weight[:, GUARD_CHANNEL] = vocab.log_frequency
 
 
 @torch.no_grad()
@@ -139,8 +147,10 @@ def _project_tables(model: LlamaForCausalLM, target: LoadedModel, first_channel:
     outputs = target.model.get_output_embeddings().weight.float().cpu()
     width = model.config.hidden_size - first_channel
     directions = principal_directions(inputs, width)
-    model.model.embed_tokens.weight[:, first_channel:] = project(inputs, directions, width, EMBEDDING_STD)
-    model.lm_head.weight[:, first_channel:] = project(outputs, directions, width, HEAD_STD)
+    model.model.embed_tokens.weight[:, first_channel:] = project(
+        inputs, directions, width, EMBEDDING_STD, equal_variances=True
+    )
+    model.lm_head.weight[:, first_channel:] = project(outputs, directions, width, HEAD_STD, equal_variances=False)
 
 
 def llama_config(target: LoadedModel, shape: Shape) -> LlamaConfig:
@@ -159,6 +169,7 @@ def llama_config(target: LoadedModel, shape: Shape) -> LlamaConfig:
         max_position_embeddings=getattr(settings, "max_position_embeddings", None) or DEFAULT_CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": _rope_theta(settings)},
         rms_norm_eps=1e-5,
+        initializer_range=shape.hidden_size**-0.5,  # a layer then adds about what it reads, see distill/embeddings.py
         tie_word_embeddings=False,
         **special,
     )

@@ -159,3 +159,12 @@ def test_sizes_out_of_range_are_refused(size: int, legal: str) -> None:
 def test_data_without_generated_tokens_is_refused() -> None:
     with pytest.raises(UsageError, match=r"data: .*no generated token"):
         choose_draft_vocab([example([1, 2, 3], [])], 2, vocab_size=12, required=[0])
+
+
+def test_log_frequencies_are_those_of_the_kept_tokens() -> None:
+    rows = [Example([5, 5, 5, 9, 9, 1], [True] * 6, "row")]
+    found = choose_draft_vocab(rows, 3, V, required=[1])
+    assert found.ids.tolist() == [1, 5, 9]
+    ratios = (found.log_frequency - found.log_frequency[0]).exp()
+    torch.testing.assert_close(ratios, torch.tensor([1.5, 3.5, 2.5]) / 1.5)
+    assert abs(float(found.log_frequency.mean())) < 1e-6
