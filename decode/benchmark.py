@@ -90,7 +90,7 @@ def decoder_method(name: str, decoder: SpeculativeDecoder, config: DecodeConfig)
     """Our own decoding: plain where the decoder has no draft, speculative where it has one."""
 
     def run(prompt: list[int], max_new_tokens: int) -> Answer:
-        done = decoder.generate(prompt, _shorter(config, max_new_tokens))[0]
+        done = decoder.generate(prompt, replace(config, max_new_tokens=max_new_tokens))[0]
         return Answer(done.ids, done.stats if decoder.draft is not None else None)
 
     return Method(name, run)
@@ -104,9 +104,8 @@ def transformers_method(name: str, target: LoadedModel, config: DecodeConfig, as
     # Every filter is stated, so that no default of the library or of the model takes part.
     filters = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     options: dict[str, Any] = {} if sampling.greedy else {**filters, "min_p": sampling.min_p or None}
-    settings = GenerationConfig(
-        do_sample=not sampling.greedy, eos_token_id=sorted(target.eos_token_ids) or None, pad_token_id=0, **options
-    )
+    options |= {"do_sample": not sampling.greedy, "pad_token_id": 0}
+    options["eos_token_id"] = sorted(target.eos_token_ids) or None
 
     def run(prompt: list[int], max_new_tokens: int) -> Answer:
         ids = torch.tensor([prompt], device=target.device)
@@ -116,17 +115,12 @@ def transformers_method(name: str, target: LoadedModel, config: DecodeConfig, as
             done = target.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                generation_config=settings,
-                max_new_tokens=max_new_tokens,
+                generation_config=GenerationConfig(max_new_tokens=max_new_tokens, **options),
                 assistant_model=assistant,
             )
         return Answer(done[0, len(prompt) :].tolist())
 
     return Method(name, run)
-
-
-def _shorter(config: DecodeConfig, max_new_tokens: int) -> DecodeConfig:
-    return replace(config, max_new_tokens=max_new_tokens)
 
 
 @torch.inference_mode()

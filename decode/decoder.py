@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from decode.backends import with_backend
 from decode.config import DecodeConfig, ModelConfig
@@ -15,7 +14,7 @@ from decode.errors import UsageError
 from decode.loop import Round, decode_rounds
 from decode.models import LoadedModel, check_pair, load_model
 from decode.prompts import Messages, encode_prompt
-from decode.proposers import DraftModel, NoDraft, Proposer
+from decode.proposers import PROPOSERS, Proposer, Setup
 from decode.session import ModelSession, check_rewindable
 from decode.stats import Stats
 from decode.stopping import FinishReason, Stopping
@@ -145,11 +144,15 @@ class SpeculativeDecoder:
             )
 
     def _proposer(self, config: DecodeConfig, generator: torch.Generator) -> Proposer:
-        if self.draft is None or config.num_speculative_tokens == 0:
-            return NoDraft()
-        sampling = config.draft_sampling or config.sampling
-        vocab_ids: Tensor | None = self.draft.vocab_ids
-        return DraftModel(ModelSession(self.draft.model), sampling, self.target.vocab_size, vocab_ids, generator)
+        draft = self.draft if config.num_speculative_tokens else None
+        setup = Setup(
+            session=None if draft is None else ModelSession(draft.model),
+            sampling=config.draft_sampling or config.sampling,
+            vocab_size=self.target.vocab_size,
+            vocab_ids=None if draft is None else draft.vocab_ids,
+            generator=generator,
+        )
+        return PROPOSERS["none" if draft is None else "draft_model"](setup)
 
 
 class _GrowingText:

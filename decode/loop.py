@@ -22,8 +22,8 @@ class Round:
     """What one round did."""
 
     context_length: int
-    drafted: list[int]  # proposed tokens
-    num_accepted: int  # how many of them were kept, after any cut by stopping
+    drafted: list[int]  # proposed tokens; none beyond the text's end, on which nothing was decided
+    num_accepted: int  # how many of them were kept
     emitted: list[int]  # accepted tokens, then the recovered or bonus one unless stopping cut it
 
 
@@ -56,7 +56,8 @@ def decode_rounds(
         proposer.rewind(length + kept)
         draft_length.update(draft.width, kept)
         context = torch.cat([context, context.new_tensor([emitted])], dim=1)
-        yield Round(length, drafted, kept, emitted)
+        ended_inside = kept == len(emitted)
+        yield Round(length, drafted[:kept] if ended_inside else drafted, kept, emitted)
 
 
 def _read(draft: Draft, verdict: Verdict, healthy: Tensor) -> tuple[list[int], int, int]:

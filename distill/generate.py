@@ -23,7 +23,7 @@ from distill.config import GenerateConfig
 from distill.data.answers import AnswerFile, answer_file
 from distill.data.questions import Question, Questions, encode_questions
 from distill.data.rows import BadRow, Row, read_rows
-from distill.runs import write_text_atomic
+from distill.runs import provenance, write_text_atomic
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def answer(rows: list[Row | BadRow], target: LoadedModel, config: GenerateConfig
         raise UsageError(f"prompts: no row of {config.prompts} can be answered; {_why_none(found)}")
     planned = [question.index for question in found.questions]
     started = time.perf_counter()
-    with answer_file(output, _made_by(config, target, found), planned) as file:
+    with answer_file(output, _made_by(config, target, found), planned, provenance(config)) as file:
         errors_output = _write_errors(output, found.bad_rows)
         num_tokens = _answer_missing(found.questions, file, target, config)
     return GenerateReport(

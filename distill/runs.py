@@ -65,12 +65,7 @@ def plain(value: Any) -> Any:
         return plain(value.value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    for kind in (
-        bool,
-        int,
-        float,
-        str,
-    ):  # subclasses too, such as numpy's float64: the exact primitive is kept
+    for kind in (bool, int, float, str):  # subclasses too, numpy's float64 say: the exact primitive is kept
         if isinstance(value, kind):
             return kind(value)
     return None if value is None else repr(value)
@@ -96,6 +91,17 @@ def versions() -> dict[str, Any]:
     return found
 
 
+def command_line(command: Sequence[str] | None = None) -> str:
+    """`command`, or this process's own, as a shell would take it; the program without its folder."""
+    words = list(sys.argv if command is None else command)
+    return shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
+
+
+def provenance(config: Any) -> dict[str, Any]:
+    """Resolved configuration, versions and command, for results whose record is one JSON file."""
+    return {"config": plain(config), "versions": versions(), "command": command_line()}
+
+
 def record_run(folder: str | Path, config: Any, command: Sequence[str] | None = None) -> None:
     """Write config.yaml, versions.json and command.txt into `folder`.
 
@@ -104,11 +110,9 @@ def record_run(folder: str | Path, config: Any, command: Sequence[str] | None = 
     folder = Path(folder)
     write_text_atomic(folder / "config.yaml", config_yaml(config))
     write_json_atomic(folder / "versions.json", versions())
-    words = list(sys.argv if command is None else command)
-    line = shlex.join([Path(words[0]).name, *words[1:]]) if words else ""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with (folder / "command.txt").open("a", encoding="utf-8") as file:
-        file.write(f"{now} {line}\n")
+        file.write(f"{now} {command_line(command)}\n")
 
 
 @contextmanager

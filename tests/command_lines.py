@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from distill import cli
+from distill.cli import main as cli
 
 FIT = """\
 target: t

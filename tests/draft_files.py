@@ -9,7 +9,7 @@ import yaml
 
 from decode.models import LoadedModel, narrow_head
 from distill.config import InitConfig
-from distill.drafts import init_draft
+from distill.drafts.make import init_draft
 from tests.fixtures import byte_tokenizer, tiny_llama
 
 EOS = 258
@@ -50,7 +50,7 @@ def make_draft(target: Path, output: Path, **options: Any) -> Path:
 
 def strong(draft: LoadedModel, seed: int = 5) -> LoadedModel:
     """`draft` with its layers and head redrawn, so that each tensor shows in the logits; the guard channel kept."""
-    from distill.draft_vocab import pin_guard_channel
+    from distill.drafts.vocab import pin_guard_channel
 
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in draft.model.named_parameters():

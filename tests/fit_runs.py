@@ -16,8 +16,8 @@ from decode.stats import Stats
 from distill.config import DataConfig, FitConfig, JudgeConfig, OptimizerConfig, TeacherConfig
 from distill.data.examples import Example
 from distill.data.module import DraftDataModule
-from distill.fit import FitReport, fit
-from distill.module import Distillation
+from distill.training.fit import FitReport, fit
+from distill.training.module import Distillation
 from tests.fixtures import random_prompt
 
 QUIET = (

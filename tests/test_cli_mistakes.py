@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from distill import cli
-from distill.cli_keys import keys_of
+from distill.cli import main as cli
+from distill.cli.keys import keys_of
 from tests.command_lines import EVAL, EXPORT, FIT, INIT, RUN, stub_commands
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distill import cli
+from distill.cli import main as cli
 from tests.fixtures import byte_tokenizer, tiny_llama
 
 

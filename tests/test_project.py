@@ -14,8 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 
 from decode.embedded import EMBEDDED
-from distill.cli import COMMANDS
-from distill.cli_options import Words, parse
+from distill.cli.main import COMMANDS
+from distill.cli.options import Words, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted(p for room in ("decode", "distill") for p in (ROOT / room).rglob("*.py"))
@@ -89,7 +89,7 @@ def test_nothing_is_unfinished_or_unsafe(path: Path) -> None:
 
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
-    code = f"import sys; from distill.cli import main; status = main({argv!r})\n"
+    code = f"import sys; from distill.cli.main import main; status = main({argv!r})\n"
     code += f"print('status', status, sorted(set(sys.modules) & {set(HEAVY)!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "status 0 []"

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from decode.config import SamplingConfig
 from decode.draft import Draft
+from decode.proposers.base import Setup
 from decode.sampling import argmax, draw, draw_uniform, is_healthy, probabilities
-from decode.session import Session
 
 
 class DraftModel:
@@ -16,19 +15,13 @@ class DraftModel:
     as zero elsewhere, which keeps every lossless rule lossless.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        sampling: SamplingConfig,
-        vocab_size: int,
-        vocab_ids: Tensor | None,  # [N] ids of the reduced vocabulary
-        generator: torch.Generator,
-    ) -> None:
-        self._session = session
-        self._sampling = sampling
-        self._vocab_size = vocab_size
-        self._vocab_ids = vocab_ids
-        self._generator = generator
+    def __init__(self, setup: Setup) -> None:
+        assert setup.session is not None
+        self._session = setup.session
+        self._sampling = setup.sampling
+        self._vocab_size = setup.vocab_size
+        self._vocab_ids = setup.vocab_ids
+        self._generator = setup.generator
 
     def propose(self, context: Tensor, limit: int) -> Draft:
         """See Proposer. Past the draft's own context limit nothing is drafted."""

@@ -32,16 +32,19 @@ class AnswerFile:
 
 
 @contextmanager
-def answer_file(output: Path, made_by: dict[str, Any], planned: Sequence[int]) -> Iterator[AnswerFile]:
+def answer_file(
+    output: Path, made_by: dict[str, Any], planned: Sequence[int], notes: dict[str, Any]
+) -> Iterator[AnswerFile]:
     """`output`, ready for the rows of the input indices `planned` that it lacks.
 
-    A last line that a kill cut short is removed. Raises UsageError when the file cannot be written, is in use, was
-    made by other settings or other prompts, was not made by generate, or is damaged before its last line.
+    `made_by` decides the rows and has to stay as it was; `notes` are kept beside it from the first start. A last line
+    that a kill cut short is removed. Raises UsageError when the file cannot be written, is in use, was made by other
+    settings or other prompts, was not made by generate, or is damaged before its last line.
     """
     with _open(output) as file:
         _lock(file, output)
         if output.stat().st_size == 0:
-            write_json_atomic(meta_path(output), made_by)
+            write_json_atomic(meta_path(output), {**made_by, **notes})
         _check_meta(output, made_by)
         _cut_torn_line(file)
         yield AnswerFile(file, _count_rows(file, output, planned))

@@ -23,11 +23,14 @@ def fill_cache(
     folder: Path,
     *,
     top_k: int,
+    runner: Any = None,
     temperature: float = 1.0,
     batch_size: int = 4,
     console: Console | None = None,
 ) -> "CachedTeacher":
     """Score what `folder` lacks, then hold all of it. The cache lies in a sub-folder named by its key.
+
+    `runner` is a twin of `model` that computes the same, faster; the key is of `model`.
 
     Log-probs are of logits / temperature, so losses and acceptance read from the cache are at that temperature.
     Raises UsageError when top_k exceeds the target's vocabulary.
@@ -38,7 +41,7 @@ def fill_cache(
     key = cache_key(model, examples, top_k, temperature)
     store = Store(folder / short_name(key), key)
     with store.held():
-        Scorer(model, top_k, temperature, batch_size).fill(store, examples, console)
+        Scorer(runner or model, top_k, temperature, batch_size).fill(store, examples, console)
         teacher = CachedTeacher(store, examples)
     per_token = store.num_bytes() / max(teacher.num_positions, 1)
     console.print(f"teacher cache: {teacher.num_positions} tokens, {per_token:.0f} bytes each, in {store.folder}")

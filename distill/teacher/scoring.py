@@ -12,9 +12,9 @@ from torch import Tensor
 
 from distill.data.batches import collate
 from distill.data.examples import Example
-from distill.heads import head_stands_apart, supervised_logits
 from distill.laws import upcast
 from distill.teacher.store import Store
+from distill.training.heads import head_stands_apart, supervised_logits
 
 # Supervised positions per shard: what a kill costs at most; grows so that no cache has more than MAX_SHARDS.
 SHARD_POSITIONS = 8192

@@ -12,7 +12,7 @@ from decode.draft import Draft, Verdict
 from decode.draft_length import DRAFT_LENGTHS
 from decode.loop import decode_rounds
 from decode.models import narrow_head
-from decode.proposers import DraftModel
+from decode.proposers import PROPOSERS, Setup
 from decode.sampling import draw, draw_uniform
 from decode.stopping import Stopping
 from decode.verifiers import VERIFIERS
@@ -124,9 +124,10 @@ def joint_counts(
     verify: Callable[[Draft, Tensor, torch.Generator], Verdict],
     policy: str = "fixed",
     draft_sampling: SamplingConfig | None = None,
-    draws: int = 6000,
+    draws: int = 5000,
     count: int = 3,
     vocab_ids: Tensor | None = None,
+    proposer: str = "draft_model",
 ) -> Tensor:
     """How often each sequence of `count` tokens came out, [6 ** count]."""
     sampling = SamplingConfig(temperature=1.0)
@@ -134,12 +135,11 @@ def joint_counts(
     counts = torch.zeros(6**count, dtype=torch.int64)
     draft_rows: Rows = DRAFT_ROWS if vocab_ids is None else [tuple(row[i] for i in vocab_ids) for row in DRAFT_ROWS]
     for _ in range(draws):
-        draft = TableSession(draft_rows)
-        proposer = DraftModel(draft, draft_sampling or sampling, 6, vocab_ids, generator)
+        setup = Setup(TableSession(draft_rows), draft_sampling or sampling, 6, vocab_ids, generator)
         rounds = decode_rounds(
             torch.tensor([[0]]),
             TableSession(TARGET_ROWS),
-            proposer,
+            PROPOSERS[proposer](setup),
             verify,
             DRAFT_LENGTHS[policy](2),
             sampling,
@@ -158,8 +158,9 @@ LAW = joint_law(TARGET_ROWS, 0, 3)
 
 @pytest.mark.parametrize("policy", DRAFT_LENGTHS)
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_d16_sampled_joint_law_equals_enumeration(verifier: str, policy: str) -> None:
-    assert chi_square_p(joint_counts(VERIFIERS[verifier], policy), LAW) > 1e-4
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_d16_sampled_joint_law_equals_enumeration(proposer: str, verifier: str, policy: str) -> None:
+    assert chi_square_p(joint_counts(VERIFIERS[verifier], policy, proposer=proposer), LAW) > 1e-4
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
@@ -230,7 +231,7 @@ def test_e05_counts_meet_the_closed_forms(width: int, mean: float) -> None:
         decode_rounds(
             torch.tensor([[0]]),
             TableSession([P] * 6),
-            DraftModel(TableSession([Q] * 6), sampling, 6, None, generator),
+            PROPOSERS["draft_model"](Setup(TableSession([Q] * 6), sampling, 6, None, generator)),
             VERIFIERS["token"],
             DRAFT_LENGTHS["fixed"](width),
             sampling,

@@ -50,6 +50,7 @@ def test_d07_an_eos_inside_a_block_ends_the_text_there(noise: float) -> None:
         assert answer.finish_reason == "stop"
         assert answer.stats.num_output_tokens == index + 1
         assert sum(len(r.emitted) for r in answer.rounds) == index + 1
+        assert noise or answer.stats.draft_acceptance_rate == 1.0, "what lies beyond the end was counted"
 
 
 def test_d08_every_eos_of_the_target_counts_and_none_of_the_draft() -> None:

@@ -32,7 +32,7 @@ def finished_run(fit_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture
 def stub_judging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are judged without decoding, all alike."""
-    from distill import callbacks
+    from distill.training import callbacks
     from tests.fit_runs import stub_judge
 
     monkeypatch.setattr(callbacks, "judge", stub_judge([1.0] * 50))

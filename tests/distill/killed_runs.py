@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from distill import callbacks
-from distill.fit import fit
-from distill.history import Table
-from distill.module import Distillation
 from distill.teacher import scoring
 from distill.teacher.store import Store
+from distill.training import callbacks
+from distill.training.fit import fit
+from distill.training.history import Table
+from distill.training.module import Distillation
 from tests.fit_runs import fit_config
 
 

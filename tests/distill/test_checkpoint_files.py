@@ -8,8 +8,8 @@ import torch
 from decode.config import ModelConfig
 from decode.errors import UsageError
 from decode.models import LoadedModel, load_model
-from distill.checkpoint_files import best_checkpoint, checkpoints_of, load_draft
-from distill.shapes import Shape
+from distill.drafts.load import best_checkpoint, checkpoints_of, load_draft
+from distill.drafts.shapes import Shape
 from tests.draft_files import make_draft, save_target, strong, write_checkpoint, write_rows
 from tests.fixtures import byte_tokenizer
 

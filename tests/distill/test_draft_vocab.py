@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from decode.errors import UsageError
 from decode.models import narrow_head
 from distill.data.examples import Example
-from distill.draft_vocab import GUARD_CHANNEL, choose_draft_vocab, pin_guard_channel, widen_head
+from distill.drafts.vocab import GUARD_CHANNEL, choose_draft_vocab, pin_guard_channel, widen_head
 
 V, D = 64, 32
 KEPT = torch.tensor([0, 2, 3, 7, 11, 30, 41, 63])

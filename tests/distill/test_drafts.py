@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 from decode.config import ModelConfig
 from decode.errors import UsageError
 from decode.models import LoadedModel, load_model
-from distill.checkpoint_files import load_draft
-from distill.shapes import Shape
+from distill.drafts.load import load_draft
+from distill.drafts.shapes import Shape
 from tests.draft_files import EOS, make_draft, save_target, write_rows
 from tests.fixtures import byte_tokenizer, tiny_gpt2, tiny_llama
 
@@ -181,7 +181,7 @@ def test_cost_ratio_measures_and_takes_the_largest_shape_within(
         sizes.append(size)
         return costs.get(size, 1.0)
 
-    monkeypatch.setattr("distill.drafts.step_seconds", seconds)
+    monkeypatch.setattr("distill.drafts.make.step_seconds", seconds)
     folder = make_draft(target, tmp_path / "d", hidden_size=None, cost_ratio=0.2, num_layers=1)
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 128
     assert sizes == [32, 64, 96, 128, 192, 256]
@@ -189,7 +189,7 @@ def test_cost_ratio_measures_and_takes_the_largest_shape_within(
 
 
 def test_step_seconds_goes_through_a_session(loaded_target: LoadedModel) -> None:
-    from distill.step_cost import step_seconds
+    from distill.drafts.step_cost import step_seconds
 
     assert step_seconds(loaded_target) > 0
 

@@ -9,12 +9,12 @@ import pytest
 from decode.config import DecodeConfig, ModelConfig, SamplingConfig
 from decode.errors import UsageError
 from decode.models import LoadedModel, load_model
-from distill.candidates import find_candidates
-from distill.checkpoint_files import load_draft
 from distill.config import EvalConfig
-from distill.evaluate import busy_share, evaluate
-from distill.history import metrics_table
-from distill.report import EvalReport
+from distill.drafts.load import load_draft
+from distill.results.candidates import find_candidates
+from distill.results.evaluate import busy_share, evaluate
+from distill.results.report import EvalReport
+from distill.training.history import metrics_table
 from tests.draft_files import make_draft, save_target, write_checkpoint
 from tests.fixtures import tiny_llama, with_noise
 
@@ -149,7 +149,7 @@ def test_names_of_drafts_tell_them_apart(home: Path, tmp_path: Path) -> None:
 def test_a_wrong_draft_is_refused_before_the_target_is_loaded(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distill.evaluate.load_model", None)
+    monkeypatch.setattr("distill.results.evaluate.load_model", None)
     for draft, words in ((str(tmp_path / "no"), "no such directory"), (str(tmp_path / "no.ckpt"), "no checkpoint")):
         with pytest.raises(UsageError, match=words):
             evaluate(config_of(home, tmp_path / "out", drafts=[draft]))

@@ -14,10 +14,10 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from decode.config import DecodeConfig
 from decode.decoder import SpeculativeDecoder
 from decode.models import LoadedModel
-from distill import clean_reload
-from distill.checkpoint_files import load_draft
 from distill.config import ExportConfig
-from distill.export import export
+from distill.drafts.load import load_draft
+from distill.export import clean_reload
+from distill.export.export import export
 from tests.distill.export_fixtures import CONFIG, KEPT, VOCAB, exported, here, loaded_target, run, target, trained
 from tests.draft_files import EOS
 from tests.fixtures import random_prompt

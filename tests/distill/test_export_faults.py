@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from decode.errors import DraftsmithError, UsageError
 from decode.models import LoadedModel
-from distill import clean_reload, reload_check
 from distill.config import ExportConfig
-from distill.draft_vocab import pin_guard_channel
-from distill.export import export
+from distill.drafts.vocab import pin_guard_channel
+from distill.export import clean_reload, reload_check
+from distill.export.export import export
 from tests.distill.export_fixtures import KEPT, VOCAB, here, loaded_target, run, target, trained
 from tests.draft_files import narrowed, save_target, write_checkpoint
 from tests.fixtures import byte_tokenizer, random_prompt, tiny_llama, with_noise

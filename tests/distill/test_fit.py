@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from decode.config import ModelConfig
-from distill import callbacks
-from distill.checkpoint_files import best_checkpoint, checkpoints_of, load_draft
 from distill.config import JudgeConfig, TeacherConfig
-from distill.history import METRICS_COLUMNS, Table, metrics_table, steps_table
-from distill.module import Distillation
+from distill.drafts.load import best_checkpoint, checkpoints_of, load_draft
+from distill.training import callbacks
+from distill.training.history import METRICS_COLUMNS, Table, metrics_table, steps_table
+from distill.training.module import Distillation
 from tests.fit_runs import JUDGED, fit_config, run_fit, stub_judge, tree
 
 
@@ -60,7 +60,7 @@ def test_r14_a_finished_run_is_left_as_it_is(
     finished_run: Path, fit_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tree(finished_run)
-    monkeypatch.setattr("distill.fit.load_parts", None)  # not even loaded
+    monkeypatch.setattr("distill.training.fit.load_parts", None)  # not even loaded
     report = run_fit(fit_pair, finished_run)
     assert report.complete and report.best == callbacks.best_row(report.rows)
     assert "complete at step 6" in capsys.readouterr().err

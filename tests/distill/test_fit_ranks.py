@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from distill.fit import fit
-from distill.history import TIMED_COLUMNS, metrics_table, steps_table
-from distill.run_parts import load_parts
+from distill.training.fit import fit
+from distill.training.history import TIMED_COLUMNS, metrics_table, steps_table
+from distill.training.run_parts import load_parts
 from tests.distill.two_ranks import ranks_config
 from tests.draft_files import make_draft, save_target
 from tests.fit_runs import distance, write_id_rows

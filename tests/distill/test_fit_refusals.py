@@ -10,7 +10,7 @@ import pytest
 from decode.config import DecodeConfig
 from decode.errors import UsageError
 from distill.config import DataConfig, JudgeConfig, LossConfig, OptimizerConfig, TeacherConfig
-from distill.trainer_options import PASSED_ON
+from distill.training.trainer_options import PASSED_ON
 from tests.draft_files import save_target
 from tests.fit_runs import fit_config, run_fit, tree, write_id_rows
 from tests.fixtures import byte_tokenizer, tiny_gpt2
@@ -92,7 +92,7 @@ def test_every_option_of_the_trainer_is_passed_on_or_refused_by_name() -> None:
 
     from lightning import Trainer
 
-    from distill.trainer_options import FIXED, OUR_KEYS
+    from distill.training.trainer_options import FIXED, OUR_KEYS
 
     assert {*PASSED_ON, *FIXED, *OUR_KEYS} == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
 

@@ -10,10 +10,10 @@ import torch
 
 from distill.config import LossConfig, OptimizerConfig
 from distill.data.examples import Example
-from distill.module import Distillation
-from distill.optimizer import learning_rate
 from distill.teacher.cached import fill_cache
 from distill.teacher.online import OnlineTeacher
+from distill.training.module import Distillation
+from distill.training.optimizer import learning_rate
 from tests.distill.training import Probe, descend, distil, mean_loss, switch_off_dropout
 from tests.fit_runs import CONSTANT, QUIET, PlainDescent, distance, examples_of, feed_of, run, weights_of
 from tests.fixtures import P, Q, constant_law, loaded, markov_law, tiny_gpt2, tiny_llama

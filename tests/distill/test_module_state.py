@@ -11,13 +11,13 @@ from lightning import Callback
 from decode.models import narrow_head
 from distill.config import OptimizerConfig
 from distill.data.batches import Batch
-from distill.draft_vocab import pin_guard_channel
+from distill.drafts.vocab import pin_guard_channel
 from distill.laws import Columns, FullLaw, Law, align
 from distill.losses import forward_kl
-from distill.module import Distillation, noise_seed
-from distill.optimizer import make_optimizer
 from distill.teacher.fingerprint import weights_sha256
 from distill.teacher.online import OnlineTeacher
+from distill.training.module import Distillation, noise_seed
+from distill.training.optimizer import make_optimizer
 from tests.distill.training import Probe, distil, mean_loss
 from tests.fit_runs import QUIET, distance, examples_of, feed_of, run, weights_of
 from tests.fixtures import loaded, tiny_gpt2, tiny_llama

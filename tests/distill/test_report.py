@@ -11,10 +11,10 @@ from rich.console import Console
 from decode.benchmark import Answer, MethodResult, Timing
 from decode.config import DecodeConfig
 from decode.stats import Stats
-from distill.candidates import Candidate
 from distill.config import EvalConfig
-from distill.pictures import write_pictures
-from distill.report import EvalReport, acceptance_csv, print_report, report_of
+from distill.results.candidates import Candidate
+from distill.results.pictures import write_pictures
+from distill.results.report import EvalReport, acceptance_csv, print_report, report_of
 
 CONFIG = EvalConfig("t", ["d"], "p.jsonl", "o", decode=DecodeConfig(num_speculative_tokens=2))
 STATS = Stats(10, 20, 8, 16, 10, (1, 4, 3))

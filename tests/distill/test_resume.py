@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from distill.history import TIMED_COLUMNS, Table, metrics_table, steps_table
+from distill.training.history import TIMED_COLUMNS, Table, metrics_table, steps_table
 from tests.draft_files import save_target
 from tests.fit_runs import write_id_rows
 from tests.fixtures import byte_tokenizer, tiny_gpt2

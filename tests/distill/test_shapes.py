@@ -4,7 +4,7 @@ import pytest
 
 from decode.errors import UsageError
 from distill.config import InitConfig
-from distill.shapes import Shape, candidate_shapes, closest_shape, fixed_shape, largest_within
+from distill.drafts.shapes import Shape, candidate_shapes, closest_shape, fixed_shape, largest_within
 
 
 def test_a_cost_ratio_out_of_reach_names_the_smallest_cost() -> None:

@@ -14,13 +14,13 @@ from torch import Tensor
 from decode.errors import DraftsmithError, UsageError
 from distill.data.batches import Batch, collate
 from distill.data.examples import Example
-from distill.heads import head_stands_apart, supervised_logits
 from distill.laws import Columns, FullLaw, align
 from distill.losses import forward_kl
 from distill.teacher import scoring
 from distill.teacher.cached import CachedTeacher, fill_cache
 from distill.teacher.fingerprint import cache_key, weights_sha256
 from distill.teacher.online import OnlineTeacher
+from distill.training.heads import head_stands_apart, supervised_logits
 from tests.fixtures import FAMILIES, random_prompt, tiny_gpt2, tiny_llama
 
 K = 5

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from decode.config import ModelConfig
 from distill.config import DataConfig, FitConfig, OptimizerConfig
-from distill.fit import fit
+from distill.training.fit import fit
 from tests.fit_runs import fit_config
 
 

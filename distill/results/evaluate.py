@@ -11,11 +11,11 @@ from decode.backends import with_backend
 from decode.benchmark import Method, MethodResult, decoder_method, run_benchmark, transformers_method
 from decode.decoder import SpeculativeDecoder
 from decode.models import LoadedModel, load_model
-from distill.candidates import Candidate, find_candidates
-from distill.checkpoint_files import load_draft
 from distill.config import EvalConfig
 from distill.data.examples import load_prompts
-from distill.report import EvalReport, print_report, report_of, write_report
+from distill.drafts.load import load_draft
+from distill.results.candidates import Candidate, find_candidates
+from distill.results.report import EvalReport, print_report, report_of, write_report
 from distill.runs import record_run, run_folder
 
 PLAIN, TRANSFORMERS = "plain decoding", "transformers' generate"

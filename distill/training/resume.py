@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from decode.errors import UsageError
-from distill.checkpoint_files import STEP_NAME, read_checkpoint
 from distill.config import FitConfig
+from distill.drafts.load import STEP_NAME, read_checkpoint
 from distill.runs import plain
 
 # A run may continue with another value of these: where things lie, what runs them, what is shown. They leave the data

@@ -12,13 +12,13 @@ from decode.models import LoadedModel
 from distill.acceptance import acceptance
 from distill.config import LossConfig, OptimizerConfig
 from distill.data.batches import Batch
-from distill.draft_vocab import pin_guard_channel
-from distill.heads import head_stands_apart, supervised_logits
+from distill.drafts.vocab import pin_guard_channel
 from distill.laws import Columns, Law, align, tempered
 from distill.losses import LOSSES
-from distill.optimizer import learning_rate, make_optimizer
 from distill.runs import plain
 from distill.teacher import Teacher
+from distill.training.heads import head_stands_apart, supervised_logits
+from distill.training.optimizer import learning_rate, make_optimizer
 
 # What a validation sums over positions: the loss, then Acceptance's fields in their order.
 VALIDATION_METRICS = (

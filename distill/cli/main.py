@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from decode.errors import DraftsmithError, UsageError
-from distill import commands
+from distill.cli import commands
 from distill.config import EvalConfig, ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
 
 INTERRUPTED = 130
@@ -70,8 +70,8 @@ def _dispatch(words: list[str], debug: bool) -> int:
 
 
 def _run(name: str, command: Command, argv: list[str], debug: bool) -> int:
-    from distill.cli_keys import keys_of
-    from distill.cli_options import parse, sort_words
+    from distill.cli.keys import keys_of
+    from distill.cli.options import parse, sort_words
 
     words = sort_words(argv, keys_of(command.config))
     config: Any = parse(name, command.config, words)

@@ -13,14 +13,14 @@ from transformers.initialization import no_init_weights
 from decode.backends import with_backend
 from decode.errors import UsageError, require
 from decode.models import DRAFT_VOCAB_FILE, LoadedModel, load_model, narrow_head
-from distill.checkpoint_files import best_checkpoint, checkpoints_of, load_draft
 from distill.config import InitConfig
-from distill.draft_vocab import GUARD_CHANNEL, DraftVocab, choose_draft_vocab, pin_guard_channel, widen_head
-from distill.embeddings import EMBEDDING_STD, HEAD_STD, principal_directions, project
+from distill.drafts.embeddings import EMBEDDING_STD, HEAD_STD, principal_directions, project
+from distill.drafts.load import best_checkpoint, checkpoints_of, load_draft
+from distill.drafts.shapes import Shape, candidate_shapes, fixed_shape, largest_within
+from distill.drafts.step_cost import step_seconds
+from distill.drafts.vocab import GUARD_CHANNEL, DraftVocab, choose_draft_vocab, pin_guard_channel, widen_head
 from distill.folders import check_output, whole_folder, write_record
-from distill.runs import plain, write_json_atomic
-from distill.shapes import Shape, candidate_shapes, fixed_shape, largest_within
-from distill.step_cost import step_seconds
+from distill.runs import plain, provenance, write_json_atomic
 
 __all__ = ["best_checkpoint", "checkpoints_of", "init_draft", "load_draft", "save_draft"]
 
@@ -55,7 +55,7 @@ def init_draft(config: InitConfig) -> Path:
         draft = build_draft(target, shape, vocab, projected=config.embeddings == "projection")
     with whole_folder(output) as folder:
         save_draft(draft, target, None if vocab is None else vocab.ids, folder)
-        write_record(folder, {"made_by": MADE_BY, **wanted})
+        write_record(folder, {"made_by": MADE_BY, **wanted, **provenance(config)})
     return output
 
 
@@ -169,7 +169,7 @@ def llama_config(target: LoadedModel, shape: Shape) -> LlamaConfig:
         max_position_embeddings=getattr(settings, "max_position_embeddings", None) or DEFAULT_CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": _rope_theta(settings)},
         rms_norm_eps=1e-5,
-        initializer_range=shape.hidden_size**-0.5,  # a layer then adds about what it reads, see distill/embeddings.py
+        initializer_range=shape.hidden_size**-0.5,  # measured, see embeddings.py
         tie_word_embeddings=False,
         **special,
     )

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 from decode.errors import UsageError
-from distill.cli_keys import Keys, keys_of, section_class, shorten
-from distill.cli_yaml import check_config_file
+from distill.cli.keys import Keys, keys_of, section_class, shorten
+from distill.cli.yaml_keys import check_config_file
 
 Config = TypeVar("Config")
 FLAGS = {"print_config": "print the resolved configuration as YAML and exit", "debug": "show the traceback of an error"}

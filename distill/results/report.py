@@ -14,9 +14,9 @@ from rich.table import Table
 
 from decode.benchmark import MethodResult
 from decode.stats import Stats
-from distill.candidates import Candidate
 from distill.config import EvalConfig
-from distill.pictures import write_pictures
+from distill.results.candidates import Candidate
+from distill.results.pictures import write_pictures
 from distill.runs import plain, versions, write_json_atomic, write_text_atomic
 
 BUSY_SHARE = 0.25  # of all CPU time

@@ -13,16 +13,24 @@ from lightning import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from distill.callbacks import CheckpointJudge, Checkpoints, Clock, StepLog, best_row, clear_leftovers, write_best
 from distill.config import FitConfig
-from distill.history import Number, metrics_table, steps_table
-from distill.module import Distillation
-from distill.progress import StepProgress
-from distill.resume import Standing, find_standing, last_step, refuse_changes, refuse_other_data
-from distill.run_parts import Parts, load_parts, report_lines
 from distill.runs import is_other_rank, record_run, run_folder
 from distill.teacher.choose import make_teachers
-from distill.trainer_options import LOG_EVERY_N_STEPS, check_options, make_trainer
+from distill.training.callbacks import (
+    CheckpointJudge,
+    Checkpoints,
+    Clock,
+    StepLog,
+    best_row,
+    clear_leftovers,
+    write_best,
+)
+from distill.training.history import Number, metrics_table, steps_table
+from distill.training.module import Distillation
+from distill.training.progress import StepProgress
+from distill.training.resume import Standing, find_standing, last_step, refuse_changes, refuse_other_data
+from distill.training.run_parts import Parts, load_parts, report_lines
+from distill.training.trainer_options import LOG_EVERY_N_STEPS, check_options, make_trainer
 
 # Said of every run, and so by design: batches are made in place, segments may be shorter than the logging interval.
 EXPECTED_WARNINGS = (

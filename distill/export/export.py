@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from decode.config import ModelConfig
 from decode.errors import UsageError, require
 from decode.models import LoadedModel, load_tokenizer, resolve_model_path
-from distill.checkpoint_files import (
+from distill.config import ExportConfig
+from distill.drafts.load import (
     best_checkpoint,
     is_run_folder,
     load_draft,
@@ -22,14 +23,13 @@ from distill.checkpoint_files import (
     recorded_metrics,
     step_of,
 )
-from distill.clean_reload import Expected, check_excluded, check_reload, expect
-from distill.config import ExportConfig
-from distill.draft_vocab import widen_head
-from distill.drafts import save_draft
+from distill.drafts.make import save_draft
+from distill.drafts.vocab import widen_head
+from distill.export.clean_reload import Expected, check_excluded, check_reload, expect
+from distill.export.model_card import model_card
 from distill.folders import check_output, read_record, whole_folder, write_record
-from distill.model_card import model_card
-from distill.report import conditions
-from distill.runs import versions, write_text_atomic
+from distill.results.report import conditions
+from distill.runs import provenance, write_text_atomic
 
 MADE_BY = "draftsmith export"
 DEFAULT_ASSISTANT_TOKENS = 3
@@ -51,7 +51,6 @@ class Source:
             "step": self.step,
             "num_assistant_tokens": self.num_assistant_tokens,
             "metrics": self.metrics,
-            "versions": versions(),
         }
 
 
@@ -150,7 +149,16 @@ def write_export(
     name, measured = Path(config.output).name, find_evaluation(source.path)
     card = model_card(name, config.target, draft, tokens, source.metrics, measured)
     write_text_atomic(folder / "README.md", card)
-    write_record(folder, {"made_by": MADE_BY, "target": config.target, "dtype": dtype, **source.as_record()})
+    write_record(
+        folder,
+        {
+            "made_by": MADE_BY,
+            "target": config.target,
+            "dtype": dtype,
+            **source.as_record(),
+            **provenance(config),
+        },
+    )
     return expected
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from decode.models import resolve_model_path
-from distill.checkpoint_files import checkpoints_of, is_run_folder, read_checkpoint, recorded_metrics, step_of
+from distill.drafts.load import checkpoints_of, is_run_folder, read_checkpoint, recorded_metrics, step_of
 from distill.folders import read_record
-from distill.history import metrics_table
+from distill.training.history import metrics_table
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decode.errors import DraftsmithError
 from decode.models import LoadedModel
-from distill import reload_check
+from distill.export import reload_check
 
 # The same fp32 arithmetic in another process may sum in another order (threads, alignment); one wrong or rounded
 # tensor moves logits by far more.
@@ -85,7 +85,7 @@ def _differ(got: Any, meant: Any) -> str:
 
 
 def run_clean(folder: Path, request: dict[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
-    """What distill/reload_check.py says of `folder`. Raises DraftsmithError when the process fails."""
+    """What distill/export/reload_check.py says of `folder`. Raises DraftsmithError when the process fails."""
     with tempfile.TemporaryDirectory(prefix="draftsmith-") as scratch:
         question, answer = Path(scratch) / "request.json", Path(scratch) / "logits.safetensors"
         question.write_text(json.dumps(request), encoding="utf-8")

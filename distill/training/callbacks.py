@@ -15,10 +15,10 @@ from decode.config import DecodeConfig
 from decode.evaluate import judge
 from decode.models import LoadedModel
 from distill.data.module import DraftDataModule
-from distill.history import Number, Table
-from distill.module import Distillation
-from distill.resume import checkpoint_name
 from distill.runs import write_json_atomic
+from distill.training.history import Number, Table
+from distill.training.module import Distillation
+from distill.training.resume import checkpoint_name
 
 BEST_FILE, LAST_FILE = "best.json", "last.ckpt"
 

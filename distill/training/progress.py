@@ -6,7 +6,7 @@ from lightning import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from distill.module import Distillation
+from distill.training.module import Distillation
 
 
 class StepProgress(Callback):

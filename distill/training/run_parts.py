@@ -9,17 +9,17 @@ import torch
 from decode.config import DTypeName, ModelConfig
 from decode.errors import UsageError
 from decode.models import LoadedModel, choose_device, load_model
-from distill.callbacks import Record
-from distill.checkpoint_files import load_draft
 from distill.config import FitConfig
 from distill.data.examples import load_prompts
 from distill.data.isolation import require_isolation
 from distill.data.module import DraftDataModule
 from distill.data.split import Data, load_data
-from distill.resume import Standing
+from distill.drafts.load import load_draft
 from distill.runs import plain
 from distill.teacher.choose import describe_teacher
 from distill.teacher.fingerprint import examples_sha256
+from distill.training.callbacks import Record
+from distill.training.resume import Standing
 
 
 @dataclass(frozen=True)

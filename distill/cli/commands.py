@@ -23,7 +23,7 @@ def run_generate(config: GenerateConfig) -> None:
 
 
 def run_init(config: InitConfig) -> None:
-    from distill.drafts import init_draft
+    from distill.drafts.make import init_draft
 
     init_draft(config)
     print(f"{config.output}: the untrained draft")
@@ -31,8 +31,8 @@ def run_init(config: InitConfig) -> None:
 
 
 def run_fit(config: FitConfig) -> None:
-    from distill.fit import fit
     from distill.runs import is_other_rank
+    from distill.training.fit import fit
 
     report = fit(config)
     if is_other_rank():
@@ -43,15 +43,16 @@ def run_fit(config: FitConfig) -> None:
 
 
 def run_eval(config: EvalConfig) -> None:
-    from distill.evaluate import evaluate
+    from distill.results.evaluate import evaluate
 
     evaluate(config)
     files = ", ".join(sorted(p.name for p in Path(config.output).iterdir() if not p.name.startswith(".")))
     print(f"{config.output}: {files}")
+    print(f"next: draftsmith export --target {config.target} --draft {config.drafts[0]} ...")
 
 
 def run_export(config: ExportConfig) -> None:
-    from distill.export import export
+    from distill.export.export import export
 
     export(config)
     print(f"{config.output}: the draft, for any engine that takes a model directory")

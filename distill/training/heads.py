@@ -29,7 +29,7 @@ def head_stands_apart(model: Any) -> bool:
     whole = model(input_ids=ids, use_cache=False).logits
     hidden = model.get_decoder()(input_ids=ids, use_cache=False)[0]
     model.train(training)
-    return hidden.shape[-1] == head.weight.shape[-1] and torch.equal(head(hidden), whole)
+    return hidden.shape[-1] == head.in_features and torch.equal(head(hidden), whole)
 
 
 def supervised_logits(

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from decode.errors import UsageError
-from distill.cli_keys import Keys
+from distill.cli.keys import Keys
 
 MAX_DEPTH = 16  # sections within sections; an alias that holds itself has no end
 

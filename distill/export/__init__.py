@@ -1,0 +1,1 @@
+"""A trained draft as a plain model directory, checked in a clean process."""

@@ -1,0 +1,1 @@
+"""The training run: module, loop, checkpoints, resuming."""
