@@ -12,6 +12,7 @@ import torch
 
 from decode.config import DecodeConfig
 from decode.decoder import SpeculativeDecoder
+from decode.generation import generation_config, only_settings
 from decode.models import LoadedModel
 from decode.stats import Stats
 
@@ -98,25 +99,17 @@ def decoder_method(name: str, decoder: SpeculativeDecoder, config: DecodeConfig)
 
 def transformers_method(name: str, target: LoadedModel, config: DecodeConfig, assistant: Any = None) -> Method:
     """transformers' generate on the model as it was loaded; assisted where `assistant`, a whole model, is given."""
-    from transformers import GenerationConfig, set_seed
-
-    sampling = config.sampling
-    # Every filter is stated, so that no default of the library or of the model takes part.
-    filters = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-    options: dict[str, Any] = {} if sampling.greedy else {**filters, "min_p": sampling.min_p or None}
-    options |= {"do_sample": not sampling.greedy, "pad_token_id": 0}
-    options["eos_token_id"] = sorted(target.eos_token_ids) or None
+    eos_ids = sorted(target.eos_token_ids)
 
     def run(prompt: list[int], max_new_tokens: int) -> Answer:
         ids = torch.tensor([prompt], device=target.device)
-        with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+        settings = generation_config(config.sampling, max_new_tokens, eos_ids)
+        devices = [target.device] if target.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), only_settings(target.model, settings):
             if config.seed is not None:
-                set_seed(config.seed)
+                torch.manual_seed(config.seed)
             done = target.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=GenerationConfig(max_new_tokens=max_new_tokens, **options),
-                assistant_model=assistant,
+                ids, attention_mask=torch.ones_like(ids), generation_config=settings, assistant_model=assistant
             )
         return Answer(done[0, len(prompt) :].tolist())
 

@@ -10,6 +10,10 @@ BackendName = Literal["auto", "eager", "prepacked"]
 DTypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
 
+# Below it, fp32 cannot divide by a temperature; the law has long been a point mass.
+SMALLEST_TEMPERATURE = 1e-30
+
+
 @dataclass(frozen=True)
 class SamplingConfig:
     """How logits become probabilities. Order of the filters: temperature, top-k, top-p, min-p (as transformers)."""
@@ -31,7 +35,7 @@ class SamplingConfig:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < SMALLEST_TEMPERATURE
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """SpeculativeDecoder: the public face of this package. Prompts in, texts and counts out."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,18 +10,21 @@ import torch
 
 from decode.backends import with_backend
 from decode.config import DecodeConfig, ModelConfig
+from decode.draft import Round
 from decode.draft_length import DRAFT_LENGTHS
 from decode.errors import UsageError
-from decode.loop import Round, decode_rounds
+from decode.loop import decode_rounds
 from decode.models import LoadedModel, check_pair, load_model
 from decode.prompts import Messages, encode_prompt
 from decode.proposers import PROPOSERS, Proposer, Setup
-from decode.session import ModelSession, check_rewindable
+from decode.session import ModelSession, check_rewindable, context_limit
 from decode.stats import Stats
 from decode.stopping import FinishReason, Stopping
 from decode.verifiers import VERIFIERS
 
 Prompt = str | Messages | Sequence[int]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class SpeculativeDecoder:
     def __init__(self, target: LoadedModel, draft: LoadedModel | None = None) -> None:
         """Raises UsageError when the pair does not fit or a cache cannot be rewound."""
         self.target, self.draft = target, draft
+        self._told_of_limit = False
         if draft is not None:
             check_pair(target, draft)
             for loaded in (target, draft):
@@ -79,30 +84,46 @@ class SpeculativeDecoder:
         With a seed every prompt is decoded with that seed, so an answer does not depend on its neighbours.
         """
         listed: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
-        return [self._finish(self.stream(prompt, config, chat=chat)) for prompt in listed]
-
-    @staticmethod
-    def _finish(chunks: Iterator[StreamChunk]) -> Generation:
-        *_, last = chunks
-        assert last.generation is not None
-        return last.generation
+        config = config or DecodeConfig()
+        answers = []
+        for prompt in listed:
+            ids, stopping = self._start(prompt, config, chat)
+            answers.append(self._answer(list(self._rounds(ids, config, stopping)), stopping))
+        return answers
 
     def stream(self, prompt: Prompt, config: DecodeConfig | None = None, *, chat: bool = True) -> Iterator[StreamChunk]:
         """The answer to one prompt as it grows, a chunk per round. May be abandoned at any point."""
         config = config or DecodeConfig()
-        ids = self.encode(prompt, chat=chat)
-        stopping = Stopping(self._budget(len(ids), config), self.target.eos_token_ids)
+        ids, stopping = self._start(prompt, config, chat)
         rounds: list[Round] = []
         text = _GrowingText(self.target.tokenizer)
         for done in self._rounds(ids, config, stopping):
             rounds.append(done)
             if stopping.reason is None:
                 yield StreamChunk(done.emitted, text.extend(done.emitted))
-        last = rounds[-1].emitted if rounds else []
-        rest = text.extend(last, final=True)
+        answer = self._answer(rounds, stopping)
+        yield StreamChunk(rounds[-1].emitted if rounds else [], text.rest_of(answer.text), answer)
+
+    def _start(self, prompt: Prompt, config: DecodeConfig, chat: bool) -> tuple[list[int], Stopping]:
+        ids = self.encode(prompt, chat=chat)
+        budget = self._budget(len(ids), config)
+        self._tell_of_draft_limit(len(ids) + budget)
+        return ids, Stopping(budget, self.target.eos_token_ids)
+
+    def _answer(self, rounds: list[Round], stopping: Stopping) -> Generation:
         assert stopping.reason is not None
-        answer = Generation(text.ids, text.shown, stopping.reason, Stats.of(rounds), rounds)
-        yield StreamChunk(last, rest, answer)
+        ids = [token for done in rounds for token in done.emitted]
+        tokenizer = self.target.tokenizer
+        text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
+        return Generation(ids, text, stopping.reason, Stats.of(rounds), rounds)
+
+    def _tell_of_draft_limit(self, length: int) -> None:
+        if self.draft is None or self._told_of_limit:
+            return
+        limit = context_limit(self.draft.model)
+        if length > limit:
+            self._told_of_limit = True
+            _log.warning("draft %r sees %d tokens; beyond them decoding goes on without it", self.draft.name, limit)
 
     def encode(self, prompt: Prompt, *, chat: bool = True) -> list[int]:
         """Token ids of a prompt. Raises UsageError for an empty one, an unknown id, or a missing tokenizer."""
@@ -120,7 +141,7 @@ class SpeculativeDecoder:
         return ids
 
     def _budget(self, prompt_length: int, config: DecodeConfig) -> int:
-        capacity = ModelSession(self.target.model).capacity
+        capacity = context_limit(self.target.model)
         if prompt_length >= capacity:
             raise UsageError(f"prompt: it has {prompt_length} tokens; the target's context holds {capacity}")
         return min(config.max_new_tokens, capacity - prompt_length)
@@ -160,17 +181,20 @@ class _GrowingText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.ids: list[int] = []
-        self.shown = ""
+        self._ids: list[int] = []
+        self._shown = 0  # characters
 
-    def extend(self, ids: Sequence[int], final: bool = False) -> str:
-        self.ids.extend(ids)
+    def extend(self, ids: Sequence[int]) -> str:
+        """What `ids` add to the text that can still be shown when more follows."""
+        self._ids.extend(ids)
         if self._tokenizer is None:
             return ""
-        whole = self._tokenizer.decode(self.ids, skip_special_tokens=True)
-        safe = whole if final else whole.rstrip("\ufffd")
-        fresh = safe[len(self.shown) :]
-        self.shown += fresh
+        return self.rest_of(self._tokenizer.decode(self._ids, skip_special_tokens=True).rstrip("\ufffd"))
+
+    def rest_of(self, text: str) -> str:
+        """The part of `text` that was not shown yet."""
+        fresh = text[self._shown :]
+        self._shown += len(fresh)
         return fresh
 
 

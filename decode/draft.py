@@ -11,7 +11,6 @@ class Draft:
 
     tokens: Tensor  # [W] int64, on the target's device; W may be 0
     probs: Tensor | None = None  # [W, V] fp32: the exact law that each token was drawn from; None: a point mass
-    parents: Tensor | None = None  # [W] int64, index of each token's parent, -1 for the root; None: a chain
     healthy: Tensor | None = None  # [] bool: the draft's logits were finite; None: there were none
 
     @property
@@ -25,3 +24,13 @@ class Verdict:
 
     num_accepted: Tensor  # [] int64: drafted tokens kept
     next_token: Tensor  # [] int64: recovered after a rejection, bonus when all were accepted
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did."""
+
+    context_length: int
+    drafted: list[int]  # proposed tokens; none beyond the text's end, on which nothing was decided
+    num_accepted: int  # how many of them were kept
+    emitted: list[int]  # accepted tokens, then the recovered or bonus one unless stopping cut it

@@ -13,10 +13,16 @@ class UsageError(DraftsmithError):
     exit_status = 2
 
 
-class GateError(DraftsmithError):
-    """A gate that the user set was not met; exit status 3."""
+class IncompatiblePair(UsageError):
+    """A draft whose ids do not mean what the target's mean; exit status 3."""
 
     exit_status = 3
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def require(condition: bool, key: str, value: object, legal: str) -> None:

@@ -1,13 +1,12 @@
-"""The speculative loop: propose, score, verify, commit. The one file that knows every room."""
+"""The speculative loop: propose, score, verify, commit."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from decode.config import SamplingConfig
-from decode.draft import Draft, Verdict
+from decode.draft import Draft, Round, Verdict
 from decode.draft_length import DraftLength
 from decode.errors import DraftsmithError
 from decode.proposers import Proposer
@@ -15,16 +14,6 @@ from decode.sampling import is_healthy, probabilities
 from decode.session import Session
 from decode.stopping import Stopping
 from decode.verifiers import Verifier
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round did."""
-
-    context_length: int
-    drafted: list[int]  # proposed tokens; none beyond the text's end, on which nothing was decided
-    num_accepted: int  # how many of them were kept
-    emitted: list[int]  # accepted tokens, then the recovered or bonus one unless stopping cut it
 
 
 @torch.inference_mode()

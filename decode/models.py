@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from decode.config import ModelConfig
 from decode.embedded import EMBEDDED, materialise
-from decode.errors import UsageError
+from decode.errors import IncompatiblePair, UsageError, first_line
 from decode.hub import hub_is_reachable
 
 DRAFT_VOCAB_FILE = "draft_vocab.json"
@@ -118,14 +119,25 @@ def load_tokenizer(path: str, config: ModelConfig, *, role: str) -> Any:
         raise UsageError(f"{role} {path!r}: its tokenizer cannot be loaded: {_reason(path, error)}") from error
 
 
-def _load_weights(path: str, config: ModelConfig, device: torch.device, role: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def load_config(path: str, config: ModelConfig, *, role: str) -> Any:
+    """The settings that lie with a model. Raises UsageError when there are none, or it is no decoder-only model."""
+    from transformers import AutoConfig
 
     try:
         settings = AutoConfig.from_pretrained(path, **_source_options(path, config))
-        if settings.is_encoder_decoder:
-            kind = settings.model_type
-            raise UsageError(f"{role} {path!r}: {kind} is an encoder-decoder; expected a decoder-only model")
+    except Exception as error:  # hub, file and format errors of many kinds
+        raise UsageError(f"{role} {path!r}: its config cannot be loaded: {_reason(path, error)}") from error
+    if settings.is_encoder_decoder:
+        kind = settings.model_type
+        raise UsageError(f"{role} {path!r}: {kind} is an encoder-decoder; expected a decoder-only model")
+    return settings
+
+
+def _load_weights(path: str, config: ModelConfig, device: torch.device, role: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    settings = load_config(path, config, role=role)
+    try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=settings,
@@ -134,17 +146,19 @@ def _load_weights(path: str, config: ModelConfig, device: torch.device, role: st
             output_loading_info=True,
             **_source_options(path, config),
         )
-    except UsageError:
-        raise
     except Exception as error:  # hub, file and format errors of many kinds
         raise UsageError(f"{role} {path!r}: it cannot be loaded: {_reason(path, error)}") from error
     model, info = loaded
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
-            keys = sorted(str(k) for k in info[kind])
-            shown = ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
-            raise UsageError(f"{role} {path!r}: its weights have {kind.replace('_', ' ')}: {shown}")
+            raise UsageError(f"{role} {path!r}: its weights have {kind.replace('_', ' ')}: {some_of(info[kind])}")
     return model
+
+
+def some_of(keys: Iterable[object], most: int = 8) -> str:
+    """The first of `keys` in order, and how many more there are."""
+    names = sorted(str(key) for key in keys)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _source_options(path: str, config: ModelConfig) -> dict[str, Any]:
@@ -156,12 +170,7 @@ def _source_options(path: str, config: ModelConfig) -> dict[str, Any]:
 def _reason(path: str, error: Exception) -> str:
     if not Path(path).is_dir() and not hub_is_reachable():
         return "there is no such directory, the hub's cache does not hold it, and the hub cannot be reached"
-    return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 def read_draft_vocab(folder: Path) -> Tensor | None:
@@ -172,7 +181,7 @@ def read_draft_vocab(folder: Path) -> Tensor | None:
     try:
         ids = torch.tensor(json.loads(file.read_text(encoding="utf-8"))["vocab_ids"], dtype=torch.int64)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise UsageError(f"{os.fspath(file)}: expected {{'vocab_ids': [ids]}}: {_first_line(error)}") from error
+        raise UsageError(f"{os.fspath(file)}: expected {{'vocab_ids': [ids]}}: {first_line(error)}") from error
     if ids.ndim != 1 or ids.numel() == 0 or not bool((ids[1:] > ids[:-1]).all()) or int(ids[0]) < 0:
         raise UsageError(f"{os.fspath(file)}: vocab_ids must be ascending, distinct, not negative, not empty")
     return ids
@@ -198,10 +207,10 @@ def narrow_head(model: Any, vocab_ids: Tensor) -> None:
 def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
     """Refuse a draft whose ids do not mean what the target's mean.
 
-    Raises UsageError naming both vocabulary sizes, or the first id that differs with both strings.
+    Raises IncompatiblePair naming both vocabulary sizes, or the first id that differs with both strings.
     """
     if target.vocab_size != draft.vocab_size:
-        raise UsageError(
+        raise IncompatiblePair(
             f"draft {draft.name!r} has vocab_size {draft.vocab_size}, target {target.name!r} has {target.vocab_size}; "
             "they must be equal"
         )
@@ -210,14 +219,14 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
     ours, theirs = _strings_by_id(target.tokenizer), _strings_by_id(draft.tokenizer)
     for index in sorted(ours.keys() | theirs.keys()) if ours != theirs else ():
         if ours.get(index) != theirs.get(index):
-            raise UsageError(
+            raise IncompatiblePair(
                 f"draft {draft.name!r} has another tokenizer than target {target.name!r}: id {index} is "
                 f"{theirs.get(index)!r} in the draft and {ours.get(index)!r} in the target"
             )
     for special in ("bos_token_id", "eos_token_id"):
         a, b = getattr(target.tokenizer, special, None), getattr(draft.tokenizer, special, None)
         if a != b:
-            raise UsageError(f"draft {draft.name!r}: its tokenizer's {special} is {b}, the target's is {a}")
+            raise IncompatiblePair(f"draft {draft.name!r}: its tokenizer's {special} is {b}, the target's is {a}")
 
 
 def _strings_by_id(tokenizer: Any) -> dict[int, str]:

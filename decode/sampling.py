@@ -7,6 +7,9 @@ from torch import Tensor
 
 from decode.config import SamplingConfig
 
+# Candidates for a nucleus that are sorted first.
+FIRST_CANDIDATES = 512
+
 
 def probabilities(
     logits: Tensor,  # [..., V] any float dtype
@@ -41,11 +44,30 @@ def _keep_nucleus(
     scores: Tensor,  # [..., V]
     top_p: float,
 ) -> Tensor:
-    """Keep the likeliest tokens until their mass reaches `top_p`; the likeliest is always kept."""
-    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.softmax(-1)
-    mass_before = mass.cumsum(-1) - mass
-    return torch.empty_like(scores).scatter_(-1, index, ordered.masked_fill(mass_before >= top_p, -math.inf))
+    """Keep the likeliest tokens until their mass reaches `top_p`, the lower id first among equals; at least one.
+
+    A sort of the whole vocabulary costs more than the model's head. So only the likeliest candidates are sorted, and
+    more of them where the nucleus reaches down to the last one. A GPU sorts all: asking it first would cost a read.
+    """
+    size = scores.shape[-1]
+    log_total = scores.logsumexp(-1, keepdim=True)
+    count = min(FIRST_CANDIDATES, size) if scores.device.type == "cpu" else size
+    while True:
+        values, index = _likeliest(scores, count)
+        mass = (values - log_total).exp()
+        beyond = mass.cumsum(-1) - mass >= top_p
+        beyond[..., 0] = False
+        if count == size or bool((beyond & (values > values[..., -1:])).any(-1).all()):
+            kept = values.masked_fill(beyond, -math.inf)
+            return torch.full_like(scores, -math.inf).scatter_(-1, index, kept)
+        count = min(8 * count, size)
+
+
+def _likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest scores and their ids, [..., count] each, in falling order, equals by rising id."""
+    index = scores.topk(count, sorted=False).indices.sort(-1).values
+    values, order = scores.gather(-1, index).sort(dim=-1, descending=True, stable=True)
+    return values, index.gather(-1, order)
 
 
 def draw(

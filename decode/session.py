@@ -48,6 +48,8 @@ class ModelSession:
     def rewind(self, length: int) -> None:
         """See Session. Called after every round, also when nothing is to be forgotten: layers with a window then
         drop the states that only a rewind would have needed."""
+        if self.length == 0:
+            return  # nothing was fed, and a cache that holds no state cannot be cropped
         surplus = max(self.length - length, 0)
         self._cache.crop(-surplus)
         self.length -= surplus

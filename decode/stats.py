@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from decode.loop import Round
+from decode.draft import Round
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,10 @@
 """The target answers one batch of encoded prompts. Knows nothing of rows and files."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from decode.config import SamplingConfig
+from decode.generation import generation_config, only_settings
 from decode.models import LoadedModel
 from decode.stopping import Stopping
 
@@ -22,9 +18,9 @@ def answer_batch(
     """
     model, eos_ids = target.model, sorted(target.eos_token_ids)
     ids, mask = left_pad(prompts, pad_id=eos_ids[0] if eos_ids else 0)
-    settings = _generation_config(sampling, max_new_tokens, eos_ids)
+    settings = generation_config(sampling, max_new_tokens, eos_ids)
     devices = [target.device] if target.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.inference_mode(), _only_settings(model, settings):
+    with torch.random.fork_rng(devices), torch.inference_mode(), only_settings(model, settings):
         torch.manual_seed(seed)
         out = model.generate(ids.to(target.device), attention_mask=mask.to(target.device), generation_config=settings)
     generated = out[:, ids.shape[1] :].tolist()
@@ -37,32 +33,3 @@ def left_pad(prompts: list[list[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     ids = torch.tensor([[pad_id] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     return ids, mask
-
-
-def _generation_config(sampling: SamplingConfig, max_new_tokens: int, eos_ids: list[int]) -> GenerationConfig:
-    """Only what was asked for: the library's own defaults (top-k 50, say) are switched off."""
-    common: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "eos_token_id": eos_ids or None,
-        "pad_token_id": eos_ids[0] if eos_ids else 0,
-    }
-    if sampling.greedy:
-        return GenerationConfig(do_sample=False, **common)
-    return GenerationConfig(
-        do_sample=True,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p or None,
-        **common,
-    )
-
-
-@contextmanager
-def _only_settings(model: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Hide the model's own generation config, from which the library fills every value that was not set."""
-    own, model.generation_config = model.generation_config, settings
-    try:
-        yield
-    finally:
-        model.generation_config = own

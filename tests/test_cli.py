@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decode.config import SamplingConfig
-from decode.errors import DraftsmithError, GateError, UsageError
+from decode.errors import DraftsmithError, IncompatiblePair, UsageError
 from distill.cli import main as cli
 from distill.cli.keys import keys_of
 from distill.config import EvalConfig, FitConfig, RunConfig
@@ -107,7 +107,7 @@ def test_the_printed_config_reads_back_to_the_same(
     [
         (UsageError("draft: not\nfound"), 2, "draft: not found"),
         (DraftsmithError("the teacher stopped"), 1, "the teacher stopped"),
-        (GateError("speedup: 1.1 is below 1.3"), 3, "speedup: 1.1 is below 1.3"),
+        (IncompatiblePair("vocab_size: 5 is not 6"), 3, "vocab_size: 5 is not 6"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (FileNotFoundError(2, "No such file or directory", "a.jsonl"), 1, "a.jsonl: No such file or directory"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),

@@ -1,5 +1,6 @@
 """Timing arithmetic with a clock of its own, and the methods' outputs."""
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -85,10 +86,20 @@ def test_sampled_baselines_leave_global_randomness_alone() -> None:
     config = DecodeConfig(max_new_tokens=6, sampling=SamplingConfig(temperature=1.0, top_k=3), seed=3)
     method = transformers_method("transformers", target, config)
     torch.manual_seed(5)
-    before = torch.get_rng_state()
+    before, pythons = torch.get_rng_state(), random.getstate()
     first, second = method.run(PROMPTS[0], 6), method.run(PROMPTS[0], 6)
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == pythons
+
+
+def test_the_baseline_takes_nothing_from_the_models_own_generation_config() -> None:
+    target = tiny_llama(0)
+    target.generation_config.update(repetition_penalty=5.0, max_length=3, top_k=1, no_repeat_ngram_size=1)
+    kept = target.generation_config.to_dict()
+    method = transformers_method("transformers", loaded(target), DecodeConfig())
+    assert method.run(PROMPTS[1], 16).ids == greedy_reference(target, PROMPTS[1], 16)
+    assert target.generation_config.to_dict() == kept
 
 
 def test_e09_a_useless_draft_shows() -> None:

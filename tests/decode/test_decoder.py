@@ -1,16 +1,20 @@
 """The public decoder: limits of context, seeds, streams, modes of the models, bad weights, text."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from decode.config import DecodeConfig, SamplingConfig
+from decode.config import DecodeConfig, DraftLengthName, SamplingConfig
 from decode.decoder import SpeculativeDecoder, _GrowingText
+from decode.draft_length import DRAFT_LENGTHS
 from decode.errors import DraftsmithError, UsageError
 from tests.fixtures import (
     CallCounter,
+    P,
+    Q,
     byte_tokenizer,
+    constant_law,
     greedy_reference,
     loaded,
     random_prompt,
@@ -98,6 +102,46 @@ def test_d33_a_config_without_caching_changes_nothing(family: Any) -> None:
     assert all(width <= 4 for width in counter.widths[1:])
 
 
+@pytest.mark.parametrize(
+    "sampling, allowed",
+    [
+        (SamplingConfig(temperature=1.0, top_k=2), {0, 1}),
+        (SamplingConfig(temperature=1.0, top_p=0.3), {0}),
+        (SamplingConfig(temperature=1.0, min_p=0.5), {0, 1, 2}),
+        (SamplingConfig(temperature=0.01), {0}),
+        (SamplingConfig(temperature=0.0), {0}),
+        (SamplingConfig(temperature=50.0), set(range(6))),
+    ],
+)
+def test_d15_every_sampling_option_reaches_the_output(sampling: SamplingConfig, allowed: set[int]) -> None:
+    """The draft is told to draw otherwise, so what keeps ids out can only be the target's own filter."""
+    decoder = SpeculativeDecoder(loaded(constant_law(P)), loaded(constant_law(Q)))
+    config = DecodeConfig(120, 4, sampling=sampling, draft_sampling=SAMPLED, seed=0)
+    assert set(decoder.generate([0], config)[0].ids) == allowed
+
+
+def test_d26_an_error_in_the_reader_leaves_no_trace() -> None:
+    decoder = pair()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="reader"):
+            for _ in decoder.stream(random_prompt(30, seed=5), DecodeConfig(max_new_tokens=20)):
+                raise RuntimeError("reader")
+    answer = decoder.generate(PROMPT, DecodeConfig(max_new_tokens=20))[0]
+    assert answer.ids == greedy_reference(decoder.target.model, PROMPT, 20)
+
+
+def test_d31_the_drafts_limit_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    decoder = SpeculativeDecoder(loaded(tiny_llama(0)), loaded(tiny_gpt2(0, positions=16), "short"))
+    for _ in range(2):
+        decoder.generate(random_prompt(10), DecodeConfig(max_new_tokens=10))
+    told = [r.getMessage() for r in caplog.records]
+    assert told == ["draft 'short' sees 16 tokens; beyond them decoding goes on without it"]
+
+
+def test_names_in_the_settings_are_those_of_the_registry() -> None:
+    assert set(get_args(DraftLengthName)) == set(DRAFT_LENGTHS)
+
+
 def test_d29_a_static_cache_in_the_generation_config_changes_nothing() -> None:
     decoder = pair()
     decoder.target.model.generation_config.cache_implementation = "static"
@@ -169,7 +213,8 @@ def test_d51_streamed_text_joins_to_the_whole_and_never_shows_half_a_character()
         loaded(target, tokenizer=tokenizer), loaded(with_noise(target, 0.0), tokenizer=tokenizer)
     )
     growing = _GrowingText(tokenizer)
-    pieces = [growing.extend([i], final=at == len(wanted) - 1) for at, i in enumerate(wanted)]
+    pieces = [growing.extend([i]) for i in wanted]
+    pieces.append(growing.rest_of(tokenizer.decode(wanted)))
     assert "".join(pieces) == tokenizer.decode(wanted) == text
     assert not any("\ufffd" in piece for piece in pieces)
     chunks = list(decoder.stream(wanted[:3], DecodeConfig(max_new_tokens=40)))

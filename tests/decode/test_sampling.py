@@ -47,7 +47,22 @@ def test_d23_d15_every_filter_equals_transformers(config: SamplingConfig) -> Non
     assert torch.allclose(probabilities(logits, config), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-8, 1e-6, 1e-3])
+@pytest.mark.parametrize("spread", [0.01, 0.5, 3.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_a_nucleus_of_many_tokens_equals_transformers(spread: float, top_p: float) -> None:
+    """Flat laws reach far beyond the candidates that are sorted first."""
+    logits = torch.randn(3, 6000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * spread
+    expected = TopPLogitsWarper(top_p)(torch.zeros(3, 1, dtype=torch.int64), logits.clone()).softmax(-1)
+    assert torch.allclose(probabilities(logits, SamplingConfig(temperature=1.0, top_p=top_p)), expected, atol=1e-12)
+
+
+def test_equals_at_the_border_of_a_nucleus_are_kept_by_rising_id() -> None:
+    law = probabilities(torch.zeros(1, 2000), SamplingConfig(temperature=1.0, top_p=0.25))
+    assert torch.equal((law > 0).nonzero()[:, 1], torch.arange(int((law > 0).sum())))
+    assert abs(int((law > 0).sum()) - 500) <= 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-50, 1e-30, 1e-8, 1e-6, 1e-3])
 def test_d22_tiny_temperatures_are_greedy_and_finite(temperature: float) -> None:
     logits = torch.randn(8, 100, generator=torch.Generator().manual_seed(1)) * 30
     law = probabilities(logits, SamplingConfig(temperature=temperature))

@@ -2,7 +2,7 @@
 
 import json
 
-from decode.loop import Round
+from decode.draft import Round
 from decode.stats import Stats
 
 ROUNDS = [

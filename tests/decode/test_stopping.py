@@ -6,7 +6,7 @@ from decode.config import DecodeConfig
 from decode.decoder import SpeculativeDecoder
 from decode.errors import UsageError
 from decode.stopping import Stopping
-from tests.fixtures import CallCounter, greedy_reference, loaded, random_prompt, tiny_llama, with_noise
+from tests.fixtures import CallCounter, greedy_reference, loaded, random_prompt, tiny_llama, tiny_mistral, with_noise
 
 PROMPT = random_prompt(7)
 
@@ -78,6 +78,16 @@ def test_d09_an_eos_that_only_the_draft_says_does_not_end_the_text() -> None:
     answer = SpeculativeDecoder(loaded(target), loaded(draft)).generate(PROMPT, DecodeConfig(max_new_tokens=30))[0]
     assert answer.ids == reference
     assert any(never in r.drafted for r in answer.rounds), "the draft never said it, the test shows nothing"
+
+
+def test_d06_d31_a_draft_with_a_window_that_is_never_fed() -> None:
+    """Nothing can be drafted for a last token, so the draft's cache holds no state when it is rewound."""
+    target, draft = tiny_llama(0), tiny_mistral(0)
+    decoder = SpeculativeDecoder(loaded(target), loaded(draft))
+    assert decoder.generate(PROMPT, DecodeConfig(max_new_tokens=1))[0].ids == greedy_reference(target, PROMPT, 1)
+    draft.config.max_position_embeddings = 4
+    answer = decoder.generate(PROMPT, DecodeConfig(max_new_tokens=9))[0]
+    assert answer.ids == greedy_reference(target, PROMPT, 9)
 
 
 @pytest.mark.parametrize("count", range(1, 14))
