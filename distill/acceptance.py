@@ -29,7 +29,8 @@ def acceptance(law: Law, draft_logits: Tensor, columns: Columns) -> Acceptance:
     """Acceptance at every position of `draft_logits` [N, M].
 
     p is the target's whole law, not conditioned on the draft's ids: a draft pays for what it cannot propose.
-    With K ids kept, sum_K min(p, q) <= overlap <= sum_K min(p, q) + min(p_tail, q_tail).
+    With K ids kept, sum_K min(p, q) <= overlap <= sum_K min(p, q) + min(p_tail, q_tail), where both
+    tails are of the draft's ids alone.
     """
     starts = range(0, max(len(draft_logits), 1), BLOCK)  # no position still makes one block, of nothing
     blocks = [_measure(_block(law, i), draft_logits[i : i + BLOCK].double(), columns) for i in starts]
@@ -49,7 +50,7 @@ def _measure(law: Law, draft_logits: Tensor, columns: Columns) -> Tensor:  # [4,
 
 
 def _full(law: FullLaw, draft_logits: Tensor, columns: Columns) -> Tensor:  # [4, N]
-    q = columns.logits(draft_logits).softmax(-1)
+    q = draft_logits.softmax(-1)
     p = law.log_probs.index_select(-1, columns.ids).exp()
     overlap = torch.minimum(p, q).sum(-1)
     greedy = p.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
@@ -59,10 +60,10 @@ def _full(law: FullLaw, draft_logits: Tensor, columns: Columns) -> Tensor:  # [4
 def _top_k(law: TopKLaw, draft_logits: Tensor, columns: Columns) -> Tensor:  # [4, N]
     buckets = top_k_buckets(law, draft_logits, columns)
     overlap = torch.minimum(law.log_probs, buckets.log_q).exp().sum(-1)
-    tail = torch.minimum(buckets.log_p_tail, buckets.log_q_tail).exp()
-    choice = columns.ids[columns.logits(draft_logits).argmax(-1, keepdim=True)]  # [N, 1]
+    tail = torch.minimum(law.log_tail, buckets.log_q_tail).exp()
+    choice = columns.ids[draft_logits.argmax(-1, keepdim=True)]  # [N, 1]
     greedy = law.log_probs.masked_fill(law.ids != choice, -torch.inf).exp().sum(-1)
-    # Beyond the K likeliest, one id has at most the least of theirs, and at most the whole tail.
+    # Beyond the K likeliest, one id of the draft has at most the least of theirs, and at most the whole tail.
     beyond = torch.minimum(law.log_probs.amin(-1), law.log_tail).exp()
     greedy_upper = torch.where((law.ids == choice).any(-1), greedy, beyond)
     return torch.stack([overlap, overlap + tail, greedy, greedy_upper])

@@ -8,10 +8,10 @@ from decode.errors import UsageError, require
 
 
 def require_least(config: Any, section: str = "", **least: int) -> None:
-    """Refuse each named integer of `config` that lies below its least value; null passes where it's a default."""
+    """Refuse each named integer of `config` below its least value, or too large; null passes where it's a default."""
     for key, bound in least.items():
         value = getattr(config, key)
-        require(value is None or value >= bound, f"{section}{key}", value, f"an integer >= {bound}")
+        require(value is None or bound <= value < 2**63, f"{section}{key}", value, f"an integer >= {bound}")
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class GenerateConfig:
     batch_size: int = 32
     seed: int = 0
     limit: int | None = None
-    """Answer only the first rows of the input."""
+    """Answer only the first rows of the input. Raised later, the output is extended."""
     max_prompt_tokens: int = 1024
     """Longer prompts are skipped and counted."""
     model: ModelConfig = field(default_factory=ModelConfig)
+    """Here backend auto prepacks wherever that can be done, unmeasured: the same command gives the same bytes."""
 
     def __post_init__(self) -> None:
-        require_least(self, max_new_tokens=1, batch_size=1, limit=1, max_prompt_tokens=1)
-        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
+        require_least(self, max_new_tokens=1, batch_size=1, limit=1, max_prompt_tokens=1, seed=0)
         require(self.output.endswith(".jsonl"), "output", self.output, "a path that ends in .jsonl")
 
 
@@ -58,7 +58,7 @@ class InitConfig:
     draft_vocab_size: int | None = None
     """Train and propose only this many tokens, the most frequent ones of `data`; null: all."""
     data: str | None = None
-    """Rows made by generate, whose generated tokens are counted for draft_vocab_size."""
+    """Rows made by generate, whose generated tokens are counted for draft_vocab_size; they go together."""
     seed: int = 0
     model: ModelConfig = field(default_factory=ModelConfig)
 
@@ -66,11 +66,11 @@ class InitConfig:
         chosen = [k for k in ("num_parameters", "cost_ratio", "hidden_size") if getattr(self, k) is not None]
         if len(chosen) > 1:
             raise UsageError(f"{' and '.join(chosen)}: give only one of num_parameters, cost_ratio, hidden_size")
-        require_least(self, num_parameters=1, hidden_size=8, num_layers=1, draft_vocab_size=2)
+        require_least(self, num_parameters=1, hidden_size=8, num_layers=1, draft_vocab_size=2, seed=0)
         require(self.cost_ratio is None or 0 < self.cost_ratio < 1, "cost_ratio", self.cost_ratio, "a number in (0, 1)")
-        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
-        if self.draft_vocab_size is not None and self.data is None:
-            raise UsageError("draft_vocab_size: needs data, the rows whose tokens are counted")
+        if (self.draft_vocab_size is None) != (self.data is None):
+            given, lacking = ("draft_vocab_size", "data") if self.data is None else ("data", "draft_vocab_size")
+            raise UsageError(f"{given}: needs {lacking}; the tokens of data are counted for draft_vocab_size")
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require(len(self.train) >= 1, "data.train", self.train, "at least one file")
-        share = self.validation_fraction
-        require(0 < share < 1, "data.validation_fraction", share, "a number in (0, 1)")
+        require(0 < self.validation_fraction < 1, "data.validation_fraction", self.validation_fraction, "in (0, 1)")
         require_least(self, "data.", max_length=2, batch_size=1)
 
 
@@ -140,13 +139,12 @@ class OptimizerConfig:
     """Micro-batches per optimiser step; the mean is over the supervised tokens of the whole window."""
 
     def __post_init__(self) -> None:
-        rate = self.learning_rate
+        rate, clip = self.learning_rate, self.gradient_clip
         require(0 < rate < float("inf"), "optimizer.learning_rate", rate, "a finite number > 0")
         require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "a number >= 0")
         require(all(0 <= b < 1 for b in self.betas), "optimizer.betas", self.betas, "two numbers in [0, 1)")
         require(0 <= self.warmup_fraction < 1, "optimizer.warmup_fraction", self.warmup_fraction, "a number in [0, 1)")
         require(0 <= self.final_fraction <= 1, "optimizer.final_fraction", self.final_fraction, "a number in [0, 1]")
-        clip = self.gradient_clip
         require(clip is None or clip > 0, "optimizer.gradient_clip", clip, "a number > 0, or null")
         require_least(self, "optimizer.", accumulate=1)
 
@@ -191,8 +189,7 @@ class FitConfig:
     def __post_init__(self) -> None:
         if (self.max_steps is None) == (self.max_epochs is None):
             raise UsageError("max_steps, max_epochs: give exactly one of the two")
-        require_least(self, max_steps=1, max_epochs=1)
-        require(0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0")
+        require_least(self, max_steps=1, max_epochs=1, seed=0)
 
 
 @dataclass(frozen=True)
@@ -206,6 +203,8 @@ class EvalConfig:
     output: str
     """Folder for metrics.json, acceptance.csv, perf_results.csv and the pictures."""
     num_prompts: int = 8
+    skip_prompts: int = 0
+    """Leave out the first prompts of the file, the judge's say."""
     repeats: int = 1
     """Timed passes over the prompts; each method's time for a prompt is the least of them."""
     decode: DecodeConfig = field(default_factory=DecodeConfig)
@@ -213,7 +212,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         require(len(self.drafts) >= 1, "drafts", self.drafts, "at least one draft, checkpoint or run folder")
-        require_least(self, num_prompts=1, repeats=1)
+        require_least(self, num_prompts=1, skip_prompts=0, repeats=1)
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,10 @@ class ExportConfig:
     """auto: the dtype of the draft's own weights."""
     num_assistant_tokens: int | None = None
     """Written to the generation config; null: the draft length that the run was judged with, else 3."""
-    model: ModelConfig = field(default_factory=ModelConfig)
+    evaluation: str | None = None
+    """Folder that eval wrote, for the model card; null: the newest one inside or beside the run that measured it."""
+    trust_remote_code: bool = False
+    """Run code that ships with a model from the hub. Off unless asked."""
 
     def __post_init__(self) -> None:
         require_least(self, num_assistant_tokens=1)

@@ -24,6 +24,7 @@ from distill.data.answers import AnswerFile, answer_file
 from distill.data.questions import Question, Questions, encode_questions
 from distill.data.rows import BadRow, Row, read_rows
 from distill.runs import provenance, write_text_atomic
+from distill.teacher.fingerprint import weights_sha256
 
 
 @dataclass(frozen=True)
@@ -62,21 +63,21 @@ def generate(config: GenerateConfig) -> GenerateReport:
 
 def answer(rows: list[Row | BadRow], target: LoadedModel, config: GenerateConfig) -> GenerateReport:
     """`generate` for rows and a target that are at hand."""
+    weights = weights_sha256(target.model)
     target = _fast(target, config.model.backend)
     found = encode_questions(rows, target.tokenizer, _longest_prompt(target, config), target.vocab_size)
     output = Path(config.output)
     if not found.questions:
         raise UsageError(f"prompts: no row of {config.prompts} can be answered; {_why_none(found)}")
-    planned = [question.index for question in found.questions]
     started = time.perf_counter()
-    with answer_file(output, _made_by(config, target, found), planned, provenance(config)) as file:
+    with answer_file(output, _made_by(config, target, weights), found, provenance(config)) as file:
         errors_output = _write_errors(output, found.bad_rows)
         num_tokens = _answer_missing(found.questions, file, target, config)
     return GenerateReport(
         output=config.output,
         errors_output=errors_output,
         num_rows=found.num_rows,
-        num_written=len(planned),
+        num_written=len(found.questions),
         num_resumed=file.num_done,
         num_errors=len(found.bad_rows),
         skipped=dict(found.skipped),
@@ -135,11 +136,11 @@ def _longest_prompt(target: LoadedModel, config: GenerateConfig) -> int:
     return min(config.max_prompt_tokens, context - config.max_new_tokens)
 
 
-def _made_by(config: GenerateConfig, target: LoadedModel, found: Questions) -> dict[str, Any]:
-    """All that decides the bytes of the output."""
+def _made_by(config: GenerateConfig, target: LoadedModel, weights: str) -> dict[str, Any]:
+    """All that decides the bytes of the output, the prompts apart."""
     return {
         "target": config.target,
-        "prompts": found.fingerprint(),
+        "target_sha256": weights,
         "sampling": asdict(config.sampling),
         "max_new_tokens": config.max_new_tokens,
         "batch_size": config.batch_size,

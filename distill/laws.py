@@ -25,11 +25,16 @@ class FullLaw:
 
 @dataclass(frozen=True)
 class TopKLaw:
-    """The target's K likeliest ids, with their true probabilities, and the mass of all others in one bucket."""
+    """The target's K likeliest ids, with their true probabilities, and the mass of the draft's other ids in one bucket.
 
-    ids: Tensor  # [N, K] int64
+    For a draft that may propose every id the tail is 1 less the sum of the K. For one with a reduced vocabulary it
+    leaves out ids that the draft lacks: counted in, they would pull the draft's own tail up, away from what it is
+    trained towards, the law conditioned on its ids.
+    """
+
+    ids: Tensor  # [N, K] int64, of all V
     log_probs: Tensor  # [N, K]
-    log_tail: Tensor  # [N]: log(1 - sum of the K); -inf where K = V
+    log_tail: Tensor  # [N]: log of the mass of the draft's ids beyond the K; -inf where it has none
 
     @property
     def num_positions(self) -> int:
@@ -40,27 +45,22 @@ Law = FullLaw | TopKLaw
 
 
 class Columns(nn.Module):
-    """Which target id each column of the draft's logits stands for.
+    """Which id each column of the draft's logits stands for: all V, or the `vocab_ids` of a reduced vocabulary.
 
-    A draft with a reduced vocabulary proposes `vocab_ids` only. Where the tables of a pair are padded to unequal
-    widths, the ids that both have are shared, and the others are cut before the softmax.
+    Both models of a pair have the same V ids: decode.models.check_pair refuses others.
     """
 
-    ids: Tensor  # [M] int64: target id of each column
-    column_of: Tensor  # [V] int64: column of each target id; M where there is none
+    ids: Tensor  # [M] int64: id of each column
+    column_of: Tensor  # [V] int64: column of each id; M where there is none
 
-    def __init__(self, target_size: int, draft_size: int, vocab_ids: Tensor | None = None) -> None:
+    def __init__(self, vocab_size: int, vocab_ids: Tensor | None = None) -> None:
         super().__init__()
-        ids = torch.arange(min(target_size, draft_size)) if vocab_ids is None else vocab_ids.detach().cpu()
-        column_of = torch.full((target_size,), len(ids))
+        ids = torch.arange(vocab_size) if vocab_ids is None else vocab_ids.detach().cpu()
+        column_of = torch.full((vocab_size,), len(ids))
         column_of[ids] = torch.arange(len(ids))
-        self.complete = len(ids) == target_size
+        self.complete = len(ids) == vocab_size
         self.register_buffer("ids", ids, persistent=False)
         self.register_buffer("column_of", column_of, persistent=False)
-
-    def logits(self, draft_logits: Tensor) -> Tensor:
-        """[N, width] -> [N, M]: the usable columns, in fp32 or wider."""
-        return upcast(draft_logits[..., : len(self.ids)])
 
 
 def upcast(values: Tensor) -> Tensor:
@@ -78,8 +78,9 @@ def align(law: Law, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Ten
     """Two normalised laws over the same buckets: log p and log q, each [N, S].
 
     p is the target's law *conditioned* on the draft's ids: mass outside them is dropped and the rest divided by what
-    remains, for no draft could ever propose it. With a top-k law the kept ids that the draft has and the tail are the
-    buckets; -inf on both sides marks a bucket that does not exist at a position.
+    remains, for no draft could ever propose it. With a top-k law the kept ids that the draft has and its tail are
+    the buckets, so both kinds of law have one fixed point; -inf on both sides marks a bucket that does not exist at a
+    position.
     """
     if isinstance(law, FullLaw):
         return _align_full(law, draft_logits, columns)
@@ -87,7 +88,7 @@ def align(law: Law, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Ten
 
 
 def _align_full(law: FullLaw, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
-    log_q = columns.logits(draft_logits).log_softmax(-1)
+    log_q = upcast(draft_logits).log_softmax(-1)
     if columns.complete:
         return law.log_probs, log_q
     return _normalise(law.log_probs.index_select(-1, columns.ids)), log_q
@@ -95,19 +96,18 @@ def _align_full(law: FullLaw, draft_logits: Tensor, columns: Columns) -> tuple[T
 
 def _align_top_k(law: TopKLaw, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
     buckets = top_k_buckets(law, draft_logits, columns)
-    log_p = torch.cat([law.log_probs.masked_fill(~buckets.kept, -INF), buckets.log_p_tail.unsqueeze(-1)], -1)
+    log_p = torch.cat([law.log_probs.masked_fill(~buckets.kept, -INF), law.log_tail.unsqueeze(-1)], -1)
     log_q = torch.cat([buckets.log_q, buckets.log_q_tail.unsqueeze(-1)], -1)
     return _normalise(log_p), log_q
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """A draft's law over the buckets of a top-k law, and the target's tail where the draft can reach it."""
+    """A draft's law over the buckets of a top-k law."""
 
     kept: Tensor  # [N, K] bool: the draft has this id
     log_q: Tensor  # [N, K]; -inf where not kept
     log_q_tail: Tensor  # [N]: its mass on all its other ids; -inf where it has none
-    log_p_tail: Tensor  # [N]: -inf where the draft has no id beyond the kept ones
 
 
 def top_k_buckets(law: TopKLaw, draft_logits: Tensor, columns: Columns) -> Buckets:
@@ -116,7 +116,7 @@ def top_k_buckets(law: TopKLaw, draft_logits: Tensor, columns: Columns) -> Bucke
     The draft's tail is summed from its own entries. 1 minus the kept mass would lose all precision, and the gradient
     with it, as the draft gets good.
     """
-    logits = columns.logits(draft_logits)
+    logits = upcast(draft_logits)
     size = logits.shape[-1]
     column = columns.column_of[law.ids]  # [N, K]; `size` where the draft lacks the id
     kept = column < size
@@ -129,7 +129,7 @@ def top_k_buckets(law: TopKLaw, draft_logits: Tensor, columns: Columns) -> Bucke
     tail = others.logsumexp(-1).masked_fill(~has_tail, -INF)
     # The total from its parts: the only pass over [N, M], forward and backward, is the tail's.
     total = torch.cat([chosen, tail.unsqueeze(-1)], -1).logsumexp(-1)
-    return Buckets(kept, chosen - total.unsqueeze(-1), tail - total, law.log_tail.masked_fill(~has_tail, -INF))
+    return Buckets(kept, chosen - total.unsqueeze(-1), tail - total)
 
 
 def _normalise(log_mass: Tensor) -> Tensor:

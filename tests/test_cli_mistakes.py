@@ -123,6 +123,11 @@ def test_a_value_of_another_type_is_refused(refused: Callable[..., str], added: 
         ([*INIT, "--seed", "-1"], "seed: -1 is not legal"),
         ([*INIT, "--hidden_size", "64", "--cost_ratio", "0.1"], "give only one of num_parameters, cost_ratio"),
         ([*INIT, "--draft_vocab_size", "100"], "draft_vocab_size: needs data"),
+        ([*INIT, "--data", "a.jsonl"], "data: needs draft_vocab_size"),
+        ([*INIT, "--seed", str(2**63)], "seed: 9223372036854775808 is not legal"),
+        ([*EVAL, "--skip_prompts", "-1"], "skip_prompts: -1 is not legal; expected an integer >= 0"),
+        ([*EXPORT, "--model.device", "cpu"], "--model.device: unknown option"),
+        ([*EXPORT, "--model.backend", "eager"], "--model.backend: unknown option"),
     ],
 )  # fmt: skip
 def test_d57_a_meaningless_setting_is_refused_by_its_full_name(

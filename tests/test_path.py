@@ -27,7 +27,8 @@ def test_b05_each_command_takes_what_the_one_before_it_left(
     monkeypatch.chdir(tmp_path)
 
     def run(command: str, options: str, wanted: str) -> None:
-        assert cli.main([command, "--target", "target", "--model.backend", "eager", *options.split()]) == 0
+        model = [] if command == "export" else ["--model.backend", "eager"]
+        assert cli.main([command, "--target", "target", *model, *options.split()]) == 0
         assert wanted in capsys.readouterr().out
 
     run(
@@ -47,6 +48,9 @@ def test_b05_each_command_takes_what_the_one_before_it_left(
     evaluation = "--drafts run --prompts prompts.jsonl --output report --num_prompts 1 --decode.max_new_tokens 4"
     run("eval", evaluation, "report: acceptance.csv, ")
     run("export", "--draft run --output exported", "exported: the draft, for any engine")
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "By `draftsmith eval`, 1 prompts, greedy, at most 4 new tokens" in card
+    assert "at temperature 1, a lower bound where the teacher is cached" in card
     run("run", "--draft exported --prompt hello --decode.max_new_tokens 4", "\n")
     for folder in ("run", "report"):
         assert (tmp_path / folder / "command.txt").read_text().count("\n") == 1

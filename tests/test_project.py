@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,24 @@ FILES = [*SOURCES, *sorted((ROOT / "scripts").glob("*.py")), *sorted((ROOT / "te
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
+# The rooms of distill, each with those above it, which it must not know.
+ABOVE = {
+    "distill/cli": (),
+    "distill/export": ("distill/cli", "distill/training"),
+    "distill/results": ("distill/cli", "distill/export"),
+    "distill/training": ("distill/cli", "distill/export", "distill/results"),
+    "distill/drafts": ("distill/cli", "distill/export", "distill/results", "distill/training", "distill/teacher"),
+    "distill/teacher": ("distill/cli", "distill/export", "distill/results", "distill/training", "distill/drafts"),
+}
+ABOVE["distill/data"] = tuple(ABOVE)
+LOWEST = ("config", "runs", "folders", "laws", "losses", "acceptance")  # files that know none of the rooms
+LIBRARIES = {"config": ("torch", "transformers", "lightning"), "losses": ("decode", "transformers", "lightning")}
+
+
+def room_name(path: str) -> str:
+    return path.replace("/", ".")
+
+
 # Each room, and what it must not know.
 ORDER = {
     "decode": ("distill", "lightning", "scripts", "tests"),
@@ -34,8 +53,10 @@ ORDER = {
     "decode/session.py": ("decode.proposers", "decode.verifiers", "decode.loop", "decode.sampling"),
     "decode/proposers": ("decode.verifiers", "decode.loop", "decode.decoder"),
     "decode/verifiers": ("decode.proposers", "decode.session", "decode.models", "decode.loop", "transformers"),
-    "distill/config.py": ("torch", "transformers", "lightning"),
-    "distill/losses.py": ("decode", "transformers", "lightning", "distill.data", "distill.teacher"),
+    **{room: tuple(room_name(above) for above in ABOVE[room]) for room in ABOVE},
+    "distill/generate.py": tuple(f"distill.{name}" for name in ("cli", "export", "results", "training", "drafts")),
+    "distill/heads.py": tuple(map(room_name, ABOVE["distill/data"])),
+    **{f"distill/{name}.py": (*map(room_name, ABOVE), *LIBRARIES.get(name, ())) for name in LOWEST},
 }
 HEAVY = ("torch", "transformers", "lightning", "datasets", "peft", "matplotlib")
 
@@ -63,6 +84,29 @@ def test_imports_follow_the_order_of_rooms(room: str, forbidden: tuple[str, ...]
         for module in imports(path):
             wrong = [f for f in forbidden if module == f or module.startswith(f"{f}.")]
             assert not wrong, f"{name_of(path)} imports {module}"
+
+
+def room_of(module: str) -> str | None:
+    """The package below decode or distill that `module` lies in, or the file itself where it lies in none."""
+    parts = module.split(".")
+    for room in (".".join(parts[:2]), parts[0]):
+        place = ROOT / room.replace(".", "/")
+        if parts[0] in ("decode", "distill") and (place.is_dir() or place.with_suffix(".py").is_file()):
+            return room
+    return None
+
+
+def test_no_two_rooms_know_each_other() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in SOURCES:
+        module = name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        known = {room for name in imports(path) if (room := room_of(name))}
+        room = room_of(module)
+        assert room
+        graph.setdefault(room, set()).update(known - {room, "distill"})
+    assert len(graph) > 20
+    assert "decode.loop" in graph["decode.decoder"]
+    tuple(TopologicalSorter(graph).static_order())  # CycleError names the rooms of a cycle
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -119,6 +163,8 @@ def test_the_quick_start_hands_each_result_on() -> None:
     assert values("generate")["output"] in values("fit")["data"]["train"]
     assert values("init")["output"] == values("fit")["draft"]
     assert values("fit")["output"] in values("eval")["drafts"]
+    assert values("eval")["skip_prompts"] >= values("fit")["judge"]["num_prompts"]
+    assert values("eval")["prompts"] == values("fit")["judge"]["prompts"]
     assert values("fit")["output"] == values("export")["draft"]
     assert values("export")["output"] == values("run")["draft"]
     assert len({values(name)["target"] for name in COMMANDS}) == 1

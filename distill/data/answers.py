@@ -1,6 +1,7 @@
 """The file that generate appends to: recovery after a kill, and the record of what it was made by."""
 
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from decode.errors import UsageError
+from distill.data.questions import Questions
 from distill.runs import write_json_atomic
 
 
@@ -32,22 +34,27 @@ class AnswerFile:
 
 
 @contextmanager
-def answer_file(
-    output: Path, made_by: dict[str, Any], planned: Sequence[int], notes: dict[str, Any]
-) -> Iterator[AnswerFile]:
-    """`output`, ready for the rows of the input indices `planned` that it lacks.
+def answer_file(output: Path, made_by: dict[str, Any], found: Questions, notes: dict[str, Any]) -> Iterator[AnswerFile]:
+    """`output`, ready for the answers to `found` that it lacks.
 
-    `made_by` decides the rows and has to stay as it was; `notes` are kept beside it from the first start. A last line
-    that a kill cut short is removed. Raises UsageError when the file cannot be written, is in use, was made by other
-    settings or other prompts, was not made by generate, or is damaged before its last line.
+    `made_by` decides the rows and has to stay as it was, its batch_size among it; so do the prompts, but more of them
+    may follow. `notes` are kept beside both. A last line that a kill cut short is removed. Raises UsageError when the
+    file cannot be written, is in use, was made by other settings or other prompts, was not made by generate, or is
+    damaged before its last line.
     """
+    planned = [question.index for question in found.questions]
+    plan = {"prompts": found.fingerprint(len(planned)), "num_prompts": len(planned)}
     with _open(output) as file:
         _lock(file, output)
         if output.stat().st_size == 0:
-            write_json_atomic(meta_path(output), {**made_by, **notes})
-        _check_meta(output, made_by)
+            write_json_atomic(meta_path(output), {**made_by, **plan, **notes})
+        before = _check_meta(output, made_by, found)
         _cut_torn_line(file)
-        yield AnswerFile(file, _count_rows(file, output, planned))
+        done = _count_rows(file, output, planned[:before])
+        if before < len(planned):
+            done = _reopen_last_batch(file, done, planned, before, made_by["batch_size"])
+            write_json_atomic(meta_path(output), {**made_by, **plan, **notes})
+        yield AnswerFile(file, done)
 
 
 def meta_path(output: Path) -> Path:
@@ -71,20 +78,34 @@ def _lock(file: IO[bytes], output: Path) -> None:
         raise UsageError(f"output: {output} is being written by another process") from None
 
 
-def _check_meta(output: Path, made_by: dict[str, Any]) -> None:
+def _check_meta(output: Path, made_by: dict[str, Any], found: Questions) -> int:
+    """How many prompts the output was planned for; raises UsageError unless `found` begins with these very prompts."""
+    meta = _read_meta(output)
+    for key, value in made_by.items():
+        if meta.get(key) != value:
+            raise UsageError(
+                f"output: {output} was made with {key} {meta.get(key)!r}, not {value!r}; "
+                "choose another output or remove it"
+            )
+    before, now = int(meta.get("num_prompts") or 0), len(found.questions)
+    if before > now:
+        raise UsageError(
+            f"output: {output} was made with {before} prompts, and now there are {now} (see limit, max_prompt_tokens "
+            "and the file); choose another output or remove it"
+        )
+    if meta.get("prompts") != found.fingerprint(before):
+        raise UsageError(f"output: {output} was made with other prompts; choose another output or remove it")
+    return before
+
+
+def _read_meta(output: Path) -> dict[str, Any]:
     try:
-        found = json.loads(meta_path(output).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(json.loads(meta_path(output).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(
             f"output: {output} exists and there is no {meta_path(output).name} that tells how it was made; "
             "choose another output"
         ) from error
-    for key, value in made_by.items():
-        if found.get(key) != value:
-            raise UsageError(
-                f"output: {output} was made with {key} {found.get(key)!r}, not {value!r}; "
-                "choose another output or remove it"
-            )
 
 
 def _cut_torn_line(file: IO[bytes]) -> None:
@@ -92,6 +113,19 @@ def _cut_torn_line(file: IO[bytes]) -> None:
     file.seek(0)
     kept = sum(len(line) for line in file if line.endswith(b"\n"))
     file.truncate(kept)
+
+
+def _reopen_last_batch(file: IO[bytes], done: int, planned: Sequence[int], before: int, batch_size: int) -> int:
+    """Drop the rows of a batch that the `before` first prompts did not fill; returns how many rows are left.
+
+    What a batch draws depends on all its rows, so it is answered anew, as a run that knew of all would have done.
+    """
+    batch = planned[before] // batch_size
+    kept = min(done, sum(index // batch_size < batch for index in planned[:before]))
+    file.seek(0)
+    file.truncate(sum(len(line) for line in itertools.islice(file, kept)))
+    os.fsync(file.fileno())
+    return kept
 
 
 def _count_rows(file: IO[bytes], output: Path, planned: Sequence[int]) -> int:

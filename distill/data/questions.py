@@ -35,10 +35,10 @@ class Questions:
     def num_rows(self) -> int:
         return len(self.questions) + len(self.bad_rows) + self.skipped.total()
 
-    def fingerprint(self) -> str:
-        """sha256 of the encoded prompts and their places: it changes with the rows, the template and the limits."""
+    def fingerprint(self, count: int) -> str:
+        """sha256 of the first `count` encoded prompts and their places; the rows, template and limits decide it."""
         digest = hashlib.sha256()
-        for question in self.questions:
+        for question in self.questions[:count]:
             digest.update(f"{question.index}:{question.ids}\n".encode())
         return digest.hexdigest()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decode.errors import UsageError
+from decode.errors import UsageError, first_line
 
 BLANK = b" \t\r\n\f\v"
 
@@ -47,14 +47,21 @@ def read_rows(name: str) -> Iterator[Row | BadRow]:
 
     Raises UsageError when there is no such file or folder, it is of another kind, or it holds no row at all.
     """
+    check_source(name)
     path = Path(name).expanduser()
     if path.is_file():
-        reader = READERS.get(path.suffix.lower())
-        if reader is None:
-            raise UsageError(f"{name}: unknown kind of file; expected one that ends in {', '.join(READERS)}")
-        yield from _not_empty(name, reader(path))
+        yield from _not_empty(name, READERS[path.suffix.lower()](path))
     else:
         yield from _not_empty(name, _read_dataset(name))
+
+
+def check_source(name: str) -> None:
+    """Raise UsageError where `name` is certainly nothing that read_rows can open; a hub id is not asked for."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix.lower() not in READERS:
+        raise UsageError(f"{name}: unknown kind of file; expected one that ends in {', '.join(READERS)}")
+    if not path.exists() and not Path(name.partition("#")[0]).expanduser().exists():
+        _check_hub_id(name.partition("#")[0])
 
 
 def _not_empty(name: str, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
@@ -121,7 +128,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
                     yield Row(fields, str(path), index + 1, index)
                     index += 1
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: not a readable parquet file: {_first_line(error)}") from error
+        raise UsageError(f"{path}: not a readable parquet file: {first_line(error)[:200]}") from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
@@ -147,18 +154,22 @@ def _load_folder(folder: Path) -> Any:
     try:
         return datasets.load_from_disk(str(folder))
     except Exception as error:  # the library raises many kinds for one fault
-        raise UsageError(f"{folder}: not a folder made by save_to_disk: {_first_line(error)}") from error
+        raise UsageError(f"{folder}: not a folder made by save_to_disk: {first_line(error)[:200]}") from error
+
+
+def _check_hub_id(name: str) -> None:
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).suffix in READERS:
+        raise UsageError(f"{name}: no such file or folder")
 
 
 def _load_hub(name: str) -> Any:
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) or Path(name).suffix in READERS:
-        raise UsageError(f"{name}: no such file or folder")
+    _check_hub_id(name)
     import datasets
 
     try:
         return datasets.load_dataset(name)
     except Exception as error:  # offline, missing, gated: told in the library's words
-        reason = _first_line(error)
+        reason = first_line(error)[:200]
         raise UsageError(f"{name}: no such file or folder, nor a data set that the hub gives: {reason}") from error
 
 
@@ -176,7 +187,3 @@ def _choose_split(data: Any, name: str, split: str) -> Any:
 
 def _only(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else "train"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

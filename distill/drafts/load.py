@@ -15,10 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from decode.config import ModelConfig
-from decode.errors import DraftsmithError, UsageError
-from decode.models import LoadedModel, check_pair, choose_device, load_model, load_tokenizer, narrow_head
+from decode.errors import DraftsmithError, UsageError, first_line
+from decode.models import LoadedModel, check_pair, choose_device, load_model, load_tokenizer, narrow_head, some_of
 
 WRAPPERS = ("draft.", "module.", "_orig_mod.")  # the module's attribute, DDP, torch.compile
+BEST_FILE = "best.json"
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
 
 
@@ -45,14 +46,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # zip, pickle and file errors of many kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(f"draft: checkpoint {path} cannot be read: {reason}") from error
+        raise UsageError(f"draft: checkpoint {path} cannot be read: {first_line(error)}") from error
     missing = [key for key in ("state_dict", "draft_config") if not isinstance(content, Mapping) or key not in content]
     if missing:
         raise UsageError(
             f"draft: {path} has no {' and no '.join(missing)}; expected a checkpoint written by draftsmith fit"
         )
     return dict(content)
+
+
+def loss_temperature(content: Mapping[str, Any]) -> float | None:
+    """What both sides' logits were divided by where acceptance was recorded; None where that is not told."""
+    if "loss_temperature" in content:  # a folder's record
+        return content["loss_temperature"]
+    settings: Any = content.get("config")
+    for key in ("loss", "temperature"):
+        settings = settings.get(key) if isinstance(settings, Mapping) else None
+    return settings
 
 
 def recorded_metrics(content: Mapping[str, Any]) -> dict[str, float]:
@@ -75,7 +85,7 @@ def _load_checkpoint(path: Path, target: LoadedModel, config: ModelConfig) -> Lo
     model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     model.generation_config.eos_token_id = sorted(target.eos_token_ids) or None
     vocab_ids = None if vocab_ids is None else vocab_ids.to(device)
-    return LoadedModel(model, _tokenizer(content, target, config), str(path), vocab_ids)
+    return LoadedModel(model, _tokenizer(content, path.parent.parent, target, config), str(path), vocab_ids)
 
 
 def _load_strictly(model: Any, state: Mapping[str, Tensor], path: Path) -> None:
@@ -88,8 +98,7 @@ def _load_strictly(model: Any, state: Mapping[str, Tensor], path: Path) -> None:
         raise UsageError(f"draft: checkpoint {path}: {' '.join(str(error).split())[:300]}") from error
     for kind, names in (("missing", set(found.missing_keys) - tied), ("unexpected", set(found.unexpected_keys))):
         if names:
-            shown = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            raise UsageError(f"draft: checkpoint {path} has {kind} weights: {shown}")
+            raise UsageError(f"draft: checkpoint {path} has {kind} weights: {some_of(names)}")
 
 
 def _bare(name: str) -> str:
@@ -99,17 +108,17 @@ def _bare(name: str) -> str:
     return name
 
 
-def _tokenizer(content: Mapping[str, Any], target: LoadedModel, config: ModelConfig) -> Any:
+def _tokenizer(content: Mapping[str, Any], run: Path, target: LoadedModel, config: ModelConfig) -> Any:
     """The tokenizer of the draft that the run began with, so that another target is refused; else the target's."""
-    origin = (content.get("config") or {}).get("draft")
-    if origin is None or not (Path(origin).expanduser() / "tokenizer_config.json").is_file():
+    origin = _origin(content.get("config"), run)
+    if origin is None or not (origin / "tokenizer_config.json").is_file():
         return target.tokenizer
-    return _tokenizer_of(origin, config)
+    return _tokenizer_of(str(origin), config)
 
 
 @lru_cache(maxsize=4)
 def _tokenizer_of(folder: str, config: ModelConfig) -> Any:
-    return load_tokenizer(str(Path(folder).expanduser()), config, role="draft")
+    return load_tokenizer(folder, config, role="draft")
 
 
 def is_run_folder(path: str | Path) -> bool:
@@ -138,22 +147,39 @@ def checkpoints_of(run_folder: str | Path) -> list[tuple[int, Path]]:
 
 def untrained_draft(run_folder: str | Path) -> Path | None:
     """The folder of the draft that a run began with, None where it is no longer there."""
-    file = Path(run_folder) / "config.yaml"
     try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-        origin = Path(settings["draft"]).expanduser()
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        settings = yaml.safe_load((Path(run_folder) / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
         return None
-    return origin if (origin / "config.json").is_file() else None
+    return _origin(settings, Path(run_folder))
+
+
+def _origin(settings: Any, run: Path) -> Path | None:
+    """The draft of a run's `settings`; a relative path counts from where fit was called, or else from here."""
+    try:
+        draft, output = Path(settings["draft"]).expanduser(), settings.get("output")
+    except (AttributeError, KeyError, TypeError):
+        return None
+    places = [draft] if output is None else [_called_from(run, Path(output)) / draft, draft]
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
+def _called_from(run: Path, output: Path) -> Path:
+    """The folder that fit was called in: what its own `output` lacks of the run's place; here where that can't be."""
+    parts = run.resolve().parts
+    is_there = not output.is_absolute() and parts[-len(output.parts) :] == output.parts
+    return Path(*parts[: -len(output.parts)]) if is_there and output.parts else Path()
 
 
 def best_checkpoint(run_folder: str | Path) -> Path:
     """The run's fastest checkpoint. Raises UsageError when the run has not judged any."""
-    file = Path(run_folder) / "best.json"
+    file = Path(run_folder) / BEST_FILE
     try:
         path = Path(run_folder) / "checkpoints" / json.loads(file.read_text(encoding="utf-8"))["checkpoint"]
     except FileNotFoundError:
-        raise UsageError(f"draft: the run folder {run_folder} has no best.json yet; name a checkpoint of it") from None
+        raise UsageError(
+            f"draft: the run folder {run_folder} has no {BEST_FILE} yet; name a checkpoint of it"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise DraftsmithError(f"{file}: it is damaged; name a checkpoint of the run instead") from error
     if not path.is_file():

@@ -15,14 +15,11 @@ from decode.errors import UsageError, require
 from decode.models import DRAFT_VOCAB_FILE, LoadedModel, load_model, narrow_head
 from distill.config import InitConfig
 from distill.drafts.embeddings import EMBEDDING_STD, HEAD_STD, principal_directions, project
-from distill.drafts.load import best_checkpoint, checkpoints_of, load_draft
 from distill.drafts.shapes import Shape, candidate_shapes, fixed_shape, largest_within
 from distill.drafts.step_cost import step_seconds
 from distill.drafts.vocab import GUARD_CHANNEL, DraftVocab, choose_draft_vocab, pin_guard_channel, widen_head
 from distill.folders import check_output, whole_folder, write_record
 from distill.runs import plain, provenance, write_json_atomic
-
-__all__ = ["best_checkpoint", "checkpoints_of", "init_draft", "load_draft", "save_draft"]
 
 MADE_BY = "draftsmith init"
 DEFAULT_CONTEXT = 8192  # for targets that state none

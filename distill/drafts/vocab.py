@@ -14,6 +14,7 @@ and as rms(x) is of order 1 to 100 the gap is hundreds of nats: the excluded row
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,14 +94,28 @@ def pin_guard_channel(model: PreTrainedModel) -> None:
 
 def guarded_slices(model: PreTrainedModel) -> list[tuple[Tensor, float]]:
     """Views of the parameters that make channel 0 constant, each with the value it must hold."""
+    return [(parameter.detach()[index], value) for parameter, index, value in _guarded(model)]
+
+
+@torch.no_grad()
+def drop_guard_gradients(model: PreTrainedModel) -> None:
+    """Zero the gradients of what pin_guard_channel holds: they move nothing, and count in no norm that clips others."""
+    for parameter, index, _ in _guarded(model):
+        if parameter.grad is not None:
+            parameter.grad[index] = 0.0
+
+
+def _guarded(model: PreTrainedModel) -> list[tuple[nn.Parameter, Any, float]]:
+    """(parameter, index in it, value) of all that makes channel 0 constant."""
     body = model.model
-    slices = [(body.embed_tokens.weight[:, GUARD_CHANNEL], 1.0), (body.norm.weight[GUARD_CHANNEL], 1.0)]
+    column = (slice(None), GUARD_CHANNEL)
+    places = [(body.embed_tokens.weight, column, 1.0), (body.norm.weight, GUARD_CHANNEL, 1.0)]
     for layer in body.layers:
-        slices += [
-            (layer.self_attn.o_proj.weight[GUARD_CHANNEL], 0.0),
-            (layer.mlp.down_proj.weight[GUARD_CHANNEL], 0.0),
+        places += [
+            (layer.self_attn.o_proj.weight, GUARD_CHANNEL, 0.0),
+            (layer.mlp.down_proj.weight, GUARD_CHANNEL, 0.0),
         ]
-    return slices
+    return places
 
 
 @torch.no_grad()

@@ -3,22 +3,24 @@
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from decode.config import ModelConfig
 from decode.errors import UsageError, require
-from decode.models import LoadedModel, load_tokenizer, resolve_model_path
+from decode.hub import hub_is_reachable
+from decode.models import LoadedModel, load_config, load_tokenizer, resolve_model_path
 from distill.config import ExportConfig
 from distill.drafts.load import (
     best_checkpoint,
     is_run_folder,
     load_draft,
+    loss_temperature,
     read_checkpoint,
     recorded_metrics,
     step_of,
@@ -26,9 +28,9 @@ from distill.drafts.load import (
 from distill.drafts.make import save_draft
 from distill.drafts.vocab import widen_head
 from distill.export.clean_reload import Expected, check_excluded, check_reload, expect
-from distill.export.model_card import model_card
+from distill.export.evaluation import find_evaluation
+from distill.export.model_card import measured_lines, model_card
 from distill.folders import check_output, read_record, whole_folder, write_record
-from distill.results.report import conditions
 from distill.runs import provenance, write_text_atomic
 
 MADE_BY = "draftsmith export"
@@ -44,12 +46,15 @@ class Source:
     step: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     num_assistant_tokens: int = DEFAULT_ASSISTANT_TOKENS
+    temperature: float | None = None  # of the loss, at which the metrics' acceptance was taken
+    evaluation: dict[str, Any] | None = None  # its row in a report of eval
 
     def as_record(self) -> dict[str, Any]:
         return {
             "source": self.path.name,
             "step": self.step,
             "num_assistant_tokens": self.num_assistant_tokens,
+            "loss_temperature": self.temperature,
             "metrics": self.metrics,
         }
 
@@ -64,8 +69,8 @@ def export(config: ExportConfig) -> Path:
     check_output(output, MADE_BY)
     source = find_source(config)
     require(source.num_assistant_tokens >= 1, "num_assistant_tokens", source.num_assistant_tokens, "an integer >= 1")
-    target = describe_target(config.target, config.model)
-    loading = replace(config.model, device="cpu", dtype="float32")
+    loading = ModelConfig(device="cpu", dtype="float32", trust_remote_code=config.trust_remote_code)
+    target = describe_target(config.target, loading)
     draft = load_draft(source.path, target, loading)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(_cast(draft, target, config.dtype if config.dtype != "auto" else source.dtype))
@@ -91,7 +96,8 @@ def find_source(config: ExportConfig) -> Source:
     record, settings = read_record(path), json.loads((path / "config.json").read_text(encoding="utf-8"))
     dtype = settings.get("dtype") or settings.get("torch_dtype") or "float32"
     tokens = config.num_assistant_tokens or record.get("num_assistant_tokens") or DEFAULT_ASSISTANT_TOKENS
-    return Source(path, dtype, record.get("step"), recorded_metrics(record), tokens)
+    measured = find_evaluation(path, config.evaluation)
+    return Source(path, dtype, record.get("step"), recorded_metrics(record), tokens, loss_temperature(record), measured)
 
 
 def _checkpoint_source(path: Path, config: ExportConfig) -> Source:
@@ -102,20 +108,20 @@ def _checkpoint_source(path: Path, config: ExportConfig) -> Source:
     tokens = config.num_assistant_tokens or judged or DEFAULT_ASSISTANT_TOKENS
     dtype = str(next(iter(content["state_dict"].values())).dtype).removeprefix("torch.")
     dtype = "float32" if dtype == "float64" else dtype  # engines load no float64
-    return Source(path, dtype, step_of(path), recorded_metrics(content), tokens)
+    measured = find_evaluation(path, config.evaluation)
+    return Source(path, dtype, step_of(path), recorded_metrics(content), tokens, loss_temperature(content), measured)
 
 
 def describe_target(name: str, config: ModelConfig) -> LoadedModel:
     """The target's config, special ids and tokenizer; its weights are not read."""
     path = resolve_model_path(name)
-    settings = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
-    if settings.is_encoder_decoder:
-        raise UsageError(f"target {name!r}: {settings.model_type} is an encoder-decoder; expected a decoder-only model")
+    settings = load_config(path, config, role="target")
+    tokenizer = load_tokenizer(path, config, role="target")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
     with contextlib.suppress(OSError):  # there may be none: then the model's config says what ends a text
-        model.generation_config = GenerationConfig.from_pretrained(path)
-    return LoadedModel(model, load_tokenizer(path, config, role="target"), name)
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=not hub_is_reachable())
+    return LoadedModel(model, tokenizer, name)
 
 
 @torch.no_grad()
@@ -146,8 +152,8 @@ def write_export(
     draft.model.config.use_cache = True
     model = draft.model.to(getattr(torch, dtype))
     save_draft(model, target, draft.vocab_ids, folder, assistant_settings(tokens))
-    name, measured = Path(config.output).name, find_evaluation(source.path)
-    card = model_card(name, config.target, draft, tokens, source.metrics, measured)
+    recorded = measured_lines(source.metrics, source.temperature, source.evaluation)
+    card = model_card(Path(config.output).name, config.target, draft, tokens, recorded)
     write_text_atomic(folder / "README.md", card)
     write_record(
         folder,
@@ -181,16 +187,3 @@ def assistant_settings(num_assistant_tokens: int) -> dict[str, Any]:
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0.0,
     }
-
-
-def find_evaluation(draft: Path) -> dict[str, Any] | None:
-    """The figures of `draft` in the newest report of eval that lies in its run's folder, None where there is none."""
-    run = draft.parent.parent if draft.suffix == ".ckpt" else draft.parent
-    for file in sorted(run.glob("*/metrics.json"), key=lambda f: f.stat().st_mtime, reverse=True):
-        try:
-            report = json.loads(file.read_text(encoding="utf-8"))
-            row = next(r for r in report["drafts"] if Path(r["path"]).resolve() == draft.resolve())
-            return {**row, "conditions": conditions(report["settings"], report["versions"])}
-        except (ValueError, KeyError, TypeError, StopIteration):
-            continue
-    return None

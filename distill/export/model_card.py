@@ -8,11 +8,14 @@ from huggingface_hub import ModelCardData
 
 from decode.embedded import EMBEDDED
 from decode.models import LoadedModel
+from distill.results.terms import figure, recorded_bounds, said_of
 
 # Our words for what a checkpoint was judged by. Acceptance on given text and in decoding differ, and are told apart.
+ACCEPTANCES = {
+    "expected_acceptance": "expected acceptance, mean of Σ min(p, q) over held-out text (teacher-forced)",
+    "greedy_acceptance": "greedy acceptance, p(argmax q) over held-out text (teacher-forced)",
+}
 FIGURES = {
-    "val/expected_acceptance": "expected acceptance, mean of Σ min(p, q) over held-out text (teacher-forced)",
-    "val/greedy_acceptance": "greedy acceptance, p(argmax q) over held-out text (teacher-forced)",
     "val/draft_acceptance_rate": "draft acceptance rate, accepted / drafted in decoding",
     "val/mean_acceptance_length": "mean acceptance length, output tokens per target pass in decoding",
     "val/speedup": "speedup over plain decoding of the target, same prompts, same run",
@@ -30,8 +33,7 @@ def model_card(
     target: str,
     draft: LoadedModel,
     num_assistant_tokens: int,
-    metrics: Mapping[str, Any],  # the checkpoint's own
-    evaluation: Mapping[str, Any] | None = None,  # its row and settings in a report of `draftsmith eval`
+    measured: list[str],  # of measured_lines
 ) -> str:
     """Markdown with the metadata block that model hubs read."""
     shown = Path(target).name or target
@@ -47,7 +49,7 @@ def model_card(
         f"---\n{data.to_yaml()}\n---\n",
         f"# {name}: a draft for {shown}\n",
         _about(draft, shown),
-        *_measured(metrics, evaluation),
+        *measured,
         "## Use\n",
         _use(name, hub_id, num_assistant_tokens),
         "## Licence\n",
@@ -73,17 +75,32 @@ def _about(draft: LoadedModel, target: str) -> str:
     return about
 
 
-def _measured(metrics: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> list[str]:
-    lines = [(text, metrics[key]) for key, text in FIGURES.items() if metrics.get(key) is not None]
+def measured_lines(
+    metrics: Mapping[str, Any],  # the checkpoint's own
+    temperature: float | None,  # of the loss that it was trained on
+    evaluation: Mapping[str, Any] | None,  # its row and conditions in a report of `draftsmith eval`
+) -> list[str]:
+    """The card's part on what was measured."""
+    bounds = recorded_bounds(metrics)
+    lines = [
+        (f"{text}, {said_of([temperature])}", figure(value, bounds[f"{name}_upper"]))
+        for name, text in ACCEPTANCES.items()
+        if (value := bounds[name]) is not None
+    ]
+    lines += _figures(metrics, FIGURES)
     parts = ["## Measured\n", _table(lines)] if lines else ["## Measured\n", "Nothing was recorded with this draft.\n"]
     if evaluation is not None:
-        found = [(text, evaluation[key]) for key, text in EVAL_FIGURES.items() if evaluation.get(key) is not None]
+        found = _figures(evaluation, EVAL_FIGURES)
         parts += [f"By `draftsmith eval`, {evaluation['conditions']}:\n", _table(found)]
     return parts
 
 
-def _table(lines: list[tuple[str, float]]) -> str:
-    return "\n".join(["| what | figure |", "|---|---|", *(f"| {text} | {value:.3f} |" for text, value in lines)]) + "\n"
+def _figures(found: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(text, figure(found[key])) for key, text in names.items() if found.get(key) is not None]
+
+
+def _table(lines: list[tuple[str, str]]) -> str:
+    return "\n".join(["| what | figure |", "|---|---|", *(f"| {text} | {value} |" for text, value in lines)]) + "\n"
 
 
 def _use(name: str, hub_id: str | None, num_assistant_tokens: int) -> str:

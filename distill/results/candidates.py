@@ -1,12 +1,19 @@
 """What the names of drafts stand for: runs with all their checkpoints, single checkpoints, model folders."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from decode.models import resolve_model_path
-from distill.drafts.load import checkpoints_of, is_run_folder, read_checkpoint, recorded_metrics, step_of
+from distill.drafts.load import (
+    checkpoints_of,
+    is_run_folder,
+    loss_temperature,
+    read_checkpoint,
+    recorded_metrics,
+    step_of,
+)
 from distill.folders import read_record
 from distill.training.history import metrics_table
 
@@ -20,6 +27,7 @@ class Candidate:
     step: int | None = None
     run: str | None = None
     recorded: dict[str, Any] = field(default_factory=dict)
+    temperature: float | None = None  # of the loss, at which recorded acceptance was taken
 
 
 def find_candidates(drafts: Sequence[str]) -> list[Candidate]:
@@ -42,24 +50,40 @@ def _of_run(run: Path, several: bool) -> list[Candidate]:
     rows = {row["step"]: row for row in metrics_table(run).rows()}
     prefix = f"{run.name}: " if several else ""
     listed = []
-    for step, path in checkpoints_of(run):
+    found = checkpoints_of(run)
+    temperature = loss_temperature(read_checkpoint(found[-1][1]))  # one run has one loss
+    for step, path in found:
         name = f"{prefix}{step or 'untrained'}"
-        listed.append(Candidate(name, path, step, run.name, dict(rows.get(step) or _metrics(path))))
+        recorded = dict(rows.get(step) or recorded_metrics(_content(path)))
+        listed.append(Candidate(name, path, step, run.name, recorded, temperature))
     return listed
+
+
+def left_out(drafts: Sequence[str]) -> list[str]:
+    """A line on each run whose untrained draft is no longer where its config says, and so has no row."""
+    runs = [Path(draft).expanduser() for draft in drafts if is_run_folder(Path(draft).expanduser())]
+    return [
+        f"{run}: its untrained draft has no row; the folder that {run / 'config.yaml'} names as draft is not there"
+        for run in runs
+        if checkpoints_of(run)[0][0] != 0
+    ]
 
 
 def _single(draft: str) -> Candidate:
     path = Path(draft).expanduser()
     if path.suffix == ".ckpt":
-        return Candidate(f"{step_of(path)}" if step_of(path) else path.stem, path, step_of(path), None, _metrics(path))
-    resolve_model_path(draft)
-    return Candidate(path.name, path, read_record(path).get("step"), None, _metrics(path))
+        step, name = step_of(path), f"{step_of(path)}" if step_of(path) else path.stem
+    else:
+        resolve_model_path(draft)
+        step, name = read_record(path).get("step"), path.name
+    content = _content(path)
+    return Candidate(name, path, step, None, recorded_metrics(content), loss_temperature(content))
 
 
-def _metrics(path: Path) -> dict[str, Any]:
-    """What was recorded with a checkpoint or an exported folder."""
-    return recorded_metrics(read_checkpoint(path) if path.suffix == ".ckpt" else read_record(path))
+def _content(path: Path) -> dict[str, Any]:
+    """What holds the records of a checkpoint or an exported folder."""
+    return read_checkpoint(path) if path.suffix == ".ckpt" else read_record(path)
 
 
 def _renamed(candidate: Candidate) -> Candidate:
-    return Candidate(str(candidate.path), candidate.path, candidate.step, candidate.run, candidate.recorded)
+    return replace(candidate, name=str(candidate.path))

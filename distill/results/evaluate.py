@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,11 +11,13 @@ from rich.console import Console
 from decode.backends import with_backend
 from decode.benchmark import Method, MethodResult, decoder_method, run_benchmark, transformers_method
 from decode.decoder import SpeculativeDecoder
+from decode.errors import UsageError
 from decode.models import LoadedModel, load_model
 from distill.config import EvalConfig
 from distill.data.examples import load_prompts
+from distill.data.rows import check_source
 from distill.drafts.load import load_draft
-from distill.results.candidates import Candidate, find_candidates
+from distill.results.candidates import Candidate, find_candidates, left_out
 from distill.results.report import EvalReport, print_report, report_of, write_report
 from distill.runs import record_run, run_folder
 
@@ -27,17 +30,39 @@ def evaluate(config: EvalConfig) -> EvalReport:
     Raises UsageError for drafts, prompts or models that cannot be used, before anything is decoded.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    check_source(config.prompts)
     candidates = find_candidates(config.drafts)
+    config = _seeded(config, console)
     with run_folder(config.output) as output:
         busy = busy_share()
         target = load_model(config.target, config.model, role="target")
-        prompts = load_prompts(config.prompts, target.tokenizer, config.num_prompts, target.vocab_size)
+        prompts = _prompts(config, target)
         record_run(output, config)
         results = measure(config, target, candidates, prompts, console)
-        report = report_of(config, candidates, results, busy)
+        report = report_of(config, candidates, results, [len(ids) for ids in prompts], busy)
+        report.warnings.extend(left_out(config.drafts))
         write_report(report, output)
     print_report(report)
     return report
+
+
+def _seeded(config: EvalConfig, console: Console) -> EvalConfig:
+    """Sampling has a seed, so that the figures can be taken again."""
+    if config.decode.sampling.greedy or config.decode.seed is not None:
+        return config
+    console.print("decode.seed: none is given; sampling with seed 0")
+    return replace(config, decode=replace(config.decode, seed=0))
+
+
+def _prompts(config: EvalConfig, target: LoadedModel) -> list[list[int]]:
+    last = config.skip_prompts + config.num_prompts
+    found = load_prompts(config.prompts, target.tokenizer, last, target.vocab_size)
+    if len(found) <= config.skip_prompts:
+        raise UsageError(
+            f"skip_prompts: {config.skip_prompts} leaves no prompt; {config.prompts} has {len(found)}, so expected "
+            f"at most {len(found) - 1}"
+        )
+    return found[config.skip_prompts :]
 
 
 def measure(

@@ -1,15 +1,18 @@
 """The pictures of a report: acceptance and speedup over training, acceptance by position."""
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.results.terms import BOUNDED, said_of
+
 OVER_TRAINING, BY_POSITION = "acceptance_over_training.png", "acceptance_by_position.png"
 MAX_CURVES = 8
 ACCEPTANCES = {
-    "expected_acceptance": "expected acceptance, Σ min(p, q) (teacher-forced)",
-    "greedy_acceptance": "greedy acceptance, p(argmax q) (teacher-forced)",
+    "expected_acceptance": "expected acceptance, Σ min(p, q)¹",
+    "greedy_acceptance": "greedy acceptance, p(argmax q)¹",
     "draft_acceptance_rate": "accepted / drafted (decoding)",
 }
 SPEEDUPS = {
@@ -40,13 +43,15 @@ def _over_training(figure: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
         of_run = sorted((r for r in rows if (r["run"] or "") == run), key=lambda r: r["step"])
         prefix = f"{run}: " if len(runs) > 1 else ""
         _curves(left, of_run, ACCEPTANCES, prefix)
+        _bands(left, of_run)
         _curves(right, of_run, SPEEDUPS, prefix)
     left.set(title="Acceptance over training", xlabel="optimiser step", ylabel="acceptance", ylim=(0, 1))
     right.axhline(1, color="gray", linestyle=":", linewidth=1)
     right.set(title="Speedup over training", xlabel="optimiser step", ylabel="times as many tokens per second")
     right.set_ylim(bottom=0)
-    for axes in (left, right):
-        _finish(axes)
+    terms = said_of(row.get("acceptance_temperature") for row in rows)
+    _finish(left, title=textwrap.fill(f"¹ teacher-forced, {terms}", 50))
+    _finish(right)
     return figure
 
 
@@ -55,6 +60,14 @@ def _curves(axes: Any, rows: Sequence[Mapping[str, Any]], names: Mapping[str, st
         points = [(row["step"], row[key]) for row in rows if row[key] is not None]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=prefix + label)
+
+
+def _bands(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Shade what lies between the bounds that a cached teacher leaves."""
+    for key in BOUNDED:
+        found = [(r["step"], r[key], r[f"{key}_upper"]) for r in rows if None not in (r[key], r.get(f"{key}_upper"))]
+        if any(upper > lower for _, lower, upper in found):
+            axes.fill_between(*zip(*found, strict=True), alpha=0.15, label=f"{key.split('_')[0]}, to its upper bound")
 
 
 def _by_position(figure: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -83,7 +96,7 @@ def _spread_out(rows: Sequence[Any], count: int) -> list[Any]:
 def _finish(axes: Any, title: str | None = None) -> None:
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, title=title)
+        axes.legend(fontsize=8, title=title, title_fontsize=8)
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from decode.stats import Stats
 from distill.config import EvalConfig
 from distill.results.candidates import Candidate
 from distill.results.pictures import write_pictures
+from distill.results.terms import recorded_bounds, said_of
 from distill.runs import plain, versions, write_json_atomic, write_text_atomic
 
 BUSY_SHARE = 0.25  # of all CPU time
@@ -32,16 +34,14 @@ COLUMNS = {
     "speedup,\nplain²": "speedup_over_plain",
     "speedup,\ntransf.³": "speedup_over_transformers",
 }
-NOTES = """\
-¹ teacher-forced, over held-out text; the columns to its right come from decoding
-² over our own plain decoding, {plain:.1f} tokens/s    ³ over transformers' generate, {transformers:.1f} tokens/s"""
+WIDTH = 79  # of the table and its notes
 
 
 @dataclass(frozen=True)
 class EvalReport:
     """All that an evaluation found. `baselines` and `drafts` are JSON-safe rows; what is undefined is None."""
 
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # with the number of prompts that were decoded
     baselines: list[dict[str, Any]]  # our plain decoding, then transformers' generate
     drafts: list[dict[str, Any]]
     timings: list[dict[str, Any]]  # a row per method and prompt
@@ -53,6 +53,7 @@ def report_of(
     config: EvalConfig,
     candidates: Sequence[Candidate],
     results: Sequence[MethodResult],  # plain, transformers, then one per candidate
+    prompt_lengths: Sequence[int],  # tokens of each prompt
     busy: float | None,
 ) -> EvalReport:
     """Counts and ratios of counts; the only judgement is in the warnings."""
@@ -66,12 +67,13 @@ def report_of(
     if greedy:
         baselines[1]["mismatches"] = generate_result.mismatches(plain_result)
     timings = [
-        {"method": r.name, "prompt": i, "tokens": len(t.answer.ids), "seconds": t.best}
+        {"method": r.name, "prompt": i, "prompt_tokens": n, "tokens": len(t.answer.ids), "seconds": t.best}
         for r in results
-        for i, t in enumerate(r.timings)
+        for i, (n, t) in enumerate(zip(prompt_lengths, r.timings, strict=True))
     ]
     warnings = [*machine_warnings(busy, baselines[0]["spread"]), *(w for row in drafts for w in draft_warnings(row))]
-    return EvalReport(plain(config), baselines, drafts, timings, busy, warnings)
+    settings = {**plain(config), "num_prompts": len(prompt_lengths)}
+    return EvalReport(settings, baselines, drafts, timings, busy, warnings)
 
 
 def speed_row(result: MethodResult) -> dict[str, Any]:
@@ -100,8 +102,8 @@ def draft_row(
         "step": candidate.step,
         "run": candidate.run,
         "tokens_seen": recorded.get("tokens_seen"),
-        "expected_acceptance": recorded.get("val/expected_acceptance"),
-        "greedy_acceptance": recorded.get("val/greedy_acceptance"),
+        **recorded_bounds(recorded),
+        "acceptance_temperature": candidate.temperature,
         **(result.stats or Stats()).as_dict(),
         **speed_row(result),
         "speedup_over_plain": result.speedup_over(plain_result),
@@ -137,7 +139,7 @@ def conditions(settings: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
     """How the figures were taken, in a phrase; from the settings and versions that a report holds."""
     decode = settings["decode"]
     temperature = decode["sampling"]["temperature"]
-    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    how = "greedy" if temperature == 0 else f"temperature {temperature:g}, seed {decode.get('seed')}"
     return (
         f"{settings['num_prompts']} prompts, {how}, at most {decode['max_new_tokens']} new tokens, "
         f"{decode['num_speculative_tokens']} drafted a round, "
@@ -172,10 +174,10 @@ def acceptance_csv(report: EvalReport) -> str:
 
 def perf_csv(report: EvalReport) -> str:
     """A line per method and prompt: the least seconds of all repeats; prompts are numbered from 0."""
-    lines: list[Sequence[Any]] = [("method", "prompt", "tokens", "seconds", "tokens_per_second")]
+    lines: list[Sequence[Any]] = [("method", "prompt", "prompt_tokens", "tokens", "seconds", "tokens_per_second")]
     for t in report.timings:
         pace = t["tokens"] / t["seconds"] if t["seconds"] > 0 else ""
-        lines.append((t["method"], t["prompt"], t["tokens"], t["seconds"], pace))
+        lines.append((t["method"], t["prompt"], t["prompt_tokens"], t["tokens"], t["seconds"], pace))
     return _csv(lines)
 
 
@@ -188,16 +190,27 @@ def _csv(lines: Sequence[Sequence[Any]]) -> str:
 def print_report(report: EvalReport, console: Console | None = None) -> None:
     """The table, its notes, then the warnings."""
     console = console or Console(highlight=False)
-    speeds = [row["tokens_per_second"] for row in report.baselines]
     console.print(conditions(report.settings, versions()), soft_wrap=True)
     console.print(table_of(report))
-    console.print(NOTES.format(plain=speeds[0], transformers=speeds[1]), soft_wrap=True)
+    for note in notes_of(report):
+        console.print(textwrap.fill(note, WIDTH, subsequent_indent="  "), soft_wrap=True)
     for line in report.warnings:
         console.print(f"warning: {line}", soft_wrap=True)
 
 
+def notes_of(report: EvalReport) -> list[str]:
+    """What the table's columns are."""
+    terms = said_of(row["acceptance_temperature"] for row in report.drafts)
+    plain_speed, generate_speed = (row["tokens_per_second"] for row in report.baselines)
+    return [
+        f"¹ teacher-forced, over held-out text, {terms}; the columns to its right come from decoding",
+        f"² over our own plain decoding, {plain_speed:.1f} tokens/s",
+        f"³ over transformers' generate, {generate_speed:.1f} tokens/s",
+    ]
+
+
 def table_of(report: EvalReport) -> Table:
-    """A row per draft, 80 columns wide; the fastest is bold where it beats plain decoding."""
+    """A row per draft, at most WIDTH columns; the fastest is bold where it beats plain decoding."""
     table = Table(box=HORIZONTALS, show_edge=False, padding=(0, 1), collapse_padding=True, pad_edge=False)
     table.add_column("step", overflow="fold")
     for name in COLUMNS:

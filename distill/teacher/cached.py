@@ -12,7 +12,7 @@ from decode.errors import DraftsmithError, require
 from distill.data.batches import Batch
 from distill.data.examples import Example
 from distill.laws import TopKLaw
-from distill.teacher.fingerprint import cache_key, short_name
+from distill.teacher.fingerprint import cache_key, short_name, weights_sha256
 from distill.teacher.scoring import Scorer, plan_shards
 from distill.teacher.store import Store
 
@@ -26,11 +26,14 @@ def fill_cache(
     runner: Any = None,
     temperature: float = 1.0,
     batch_size: int = 4,
+    vocab_ids: Tensor | None = None,
+    target_sha256: str | None = None,
     console: Console | None = None,
 ) -> "CachedTeacher":
     """Score what `folder` lacks, then hold all of it. The cache lies in a sub-folder named by its key.
 
-    `runner` is a twin of `model` that computes the same, faster; the key is of `model`.
+    `runner` is a twin of `model` that computes the same, faster; the key is of `model`, whose weights_sha256 may be
+    given where it is known. `vocab_ids` are the ids of a draft with a reduced vocabulary.
 
     Log-probs are of logits / temperature, so losses and acceptance read from the cache are at that temperature.
     Raises UsageError when top_k exceeds the target's vocabulary.
@@ -38,10 +41,12 @@ def fill_cache(
     console = console or Console(stderr=True, highlight=False, markup=False)
     size = int(model.config.get_text_config().vocab_size)
     require(top_k <= size, "teacher.top_k", top_k, f"at most the target's {size} ids")
-    key = cache_key(model, examples, top_k, temperature)
+    key = cache_key(
+        target_sha256 or weights_sha256(model), model.dtype, examples, top_k, temperature, vocab_ids=vocab_ids
+    )
     store = Store(folder / short_name(key), key)
     with store.held():
-        Scorer(runner or model, top_k, temperature, batch_size).fill(store, examples, console)
+        Scorer(runner or model, top_k, temperature, batch_size, vocab_ids).fill(store, examples, console)
         teacher = CachedTeacher(store, examples)
     per_token = store.num_bytes() / max(teacher.num_positions, 1)
     console.print(f"teacher cache: {teacher.num_positions} tokens, {per_token:.0f} bytes each, in {store.folder}")

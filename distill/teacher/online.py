@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from distill.data.batches import Batch
+from distill.heads import head_stands_apart, supervised_logits
 from distill.laws import FullLaw, tempered
-from distill.training.heads import head_stands_apart, supervised_logits
 
 
 class OnlineTeacher:

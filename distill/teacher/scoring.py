@@ -12,9 +12,9 @@ from torch import Tensor
 
 from distill.data.batches import collate
 from distill.data.examples import Example
+from distill.heads import head_stands_apart, supervised_logits
 from distill.laws import upcast
 from distill.teacher.store import Store
-from distill.training.heads import head_stands_apart, supervised_logits
 
 # Supervised positions per shard: what a kill costs at most; grows so that no cache has more than MAX_SHARDS.
 SHARD_POSITIONS = 8192
@@ -43,10 +43,13 @@ def plan_shards(examples: Sequence[Example]) -> dict[str, list[int]]:
 class Scorer:
     """Runs the target over whole examples, unpacked, and keeps the likeliest ids of each supervised position."""
 
-    def __init__(self, model: Any, top_k: int, temperature: float, batch_size: int) -> None:
+    def __init__(
+        self, model: Any, top_k: int, temperature: float, batch_size: int, vocab_ids: Tensor | None = None
+    ) -> None:
         self.model, self.top_k, self.temperature, self.batch_size = model.eval(), top_k, temperature, batch_size
         self._apart = head_stands_apart(model)
         self._device = next(model.parameters()).device
+        self._vocab_ids = None if vocab_ids is None else vocab_ids.to(self._device)
 
     def fill(self, store: Store, examples: Sequence[Example], console: Console) -> None:
         """Make every shard that the store lacks. Damaged shards are named and made again."""
@@ -73,7 +76,7 @@ class Scorer:
         """Per position: its example, the token that follows it, and the law there; positions of an example in order."""
         batch = move_data_to_device(collate([[index] for index in members], examples, normaliser=0), self._device)
         logits = supervised_logits(self.model, batch, self._apart)
-        kept, log_probs, log_tail = top_k_of_(upcast(logits).div_(self.temperature), self.top_k)
+        kept, log_probs, log_tail = top_k_of_(upcast(logits).div_(self.temperature), self.top_k, self._vocab_ids)
         following = batch.input_ids.roll(-1, dims=1)[batch.supervised]
         scored = {
             "example": batch.example_ids[batch.supervised].int(),
@@ -85,14 +88,19 @@ class Scorer:
         return {name: tensor.cpu() for name, tensor in scored.items()}
 
 
-def top_k_of_(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k likeliest ids [N, K], their log-probs [N, K], and the log of the mass of all others [N]; spoils `logits`.
+def top_k_of_(
+    logits: Tensor,  # [N, V], spoilt
+    k: int,
+    vocab_ids: Tensor | None = None,  # [M]: the ids of a draft with a reduced vocabulary
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k likeliest ids [N, K], their log-probs [N, K], and the log of the mass of the draft's other ids [N].
 
     The tail is summed from its own entries: as 1 minus the kept mass it would be rounding noise where it is small.
     """
     total = logits.logsumexp(-1, keepdim=True)
     values, ids = logits.topk(k)
-    tail = logits.scatter_(-1, ids, -torch.inf).logsumexp(-1)
+    others = logits.scatter_(-1, ids, -torch.inf)
+    tail = (others if vocab_ids is None else others.index_select(-1, vocab_ids)).logsumexp(-1)
     return ids, values - total, tail - total.squeeze(-1)
 
 

@@ -3,10 +3,11 @@
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -15,12 +16,10 @@ from decode.config import DecodeConfig
 from decode.evaluate import judge
 from decode.models import LoadedModel
 from distill.data.module import DraftDataModule
-from distill.runs import write_json_atomic
 from distill.training.history import Number, Table
 from distill.training.module import Distillation
-from distill.training.resume import checkpoint_name
-
-BEST_FILE, LAST_FILE = "best.json", "last.ckpt"
+from distill.training.resume import Record, checkpoint_name
+from distill.training.run_files import link_last, write_best
 
 
 class Clock:
@@ -63,7 +62,8 @@ class StepLog(Callback):
 class CheckpointJudge(Callback):
     """At the end of every validation, decodes held-out prompts with the draft as it stands, and without it.
 
-    Rank 0 decodes, with a frozen copy, so training's modes and gradients stay as they are; the others wait.
+    Rank 0 decodes, with a frozen copy, so training's modes and gradients stay as they are; the others wait. What runs
+    each model's forwards is chosen at the first checkpoint, and kept: all are judged alike.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class CheckpointJudge(Callback):
         self.target, self.draft, self.prompts, self.config = target, draft, prompts, config
         self.backend, self.say = backend, say
         self._ready_target: LoadedModel | None = None
+        self._draft_backend = backend
 
     def on_validation_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         assert isinstance(module, Distillation)
@@ -89,11 +90,11 @@ class CheckpointJudge(Callback):
     def _scores(self, module: Distillation) -> dict[str, float | None]:
         if self._ready_target is None:
             self._ready_target = with_backend(self.target, self.backend)
-        found = judge(self._ready_target, self._frozen_copy(module), self.prompts, self.config)
+        draft = with_backend(self._frozen_copy(module), self._draft_backend)
+        self._draft_backend = draft.backend
+        found = judge(self._ready_target, draft, self.prompts, self.config)
         if found.mismatches:
-            self.say(
-                f"{found.mismatches} of {len(self.prompts)} texts differ from plain decoding (rounding of near ties)"
-            )
+            self.say(describe_mismatches(found.mismatches, len(self.prompts), self.target.model.dtype))
         return {
             "val/mean_acceptance_length": found.stats.mean_acceptance_length,
             "val/draft_acceptance_rate": found.stats.draft_acceptance_rate,
@@ -108,16 +109,7 @@ class CheckpointJudge(Callback):
         model = copy.deepcopy(module.draft).eval().requires_grad_(False).to(device=like.device, dtype=like.dtype)
         vocab_ids = self.draft.vocab_ids
         vocab_ids = None if vocab_ids is None else vocab_ids.to(like.device)
-        return with_backend(replace(self.draft, model=model, vocab_ids=vocab_ids), self.backend)
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a checkpoint tells of its run, in primitives."""
-
-    config: dict[str, Any]
-    num_steps: int
-    data_sha256: str
+        return replace(self.draft, model=model, vocab_ids=vocab_ids)
 
 
 class Checkpoints(Callback):
@@ -174,10 +166,7 @@ class Checkpoints(Callback):
         trainer.save_checkpoint(temporary, weights_only=False)
         if trainer.is_global_zero:
             temporary.replace(checkpoints / name)
-            link = checkpoints / f".{LAST_FILE}.tmp"
-            link.unlink(missing_ok=True)
-            link.symlink_to(name)
-            link.replace(checkpoints / LAST_FILE)
+            link_last(checkpoints, name)
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint.update(vars(self.record))
@@ -185,27 +174,13 @@ class Checkpoints(Callback):
         checkpoint["metrics"] = dict(self._row)
 
 
-def best_row(rows: Sequence[dict[str, Number]]) -> dict[str, Number] | None:
-    """The fastest checkpoint's row; of equals the later. The untrained draft is a baseline, no candidate."""
-    judged = [row for row in rows if row["step"] and row["val/speedup"] is not None]
-    return max(judged, key=lambda row: (row["val/speedup"], row["step"]), default=None)
-
-
-def write_best(folder: Path, table: Table) -> None:
-    """best.json from the rows of metrics.csv; none where there is no judged checkpoint."""
-    best = best_row(table.rows())
-    if best is None:
-        (folder / BEST_FILE).unlink(missing_ok=True)
-        return
-    name = checkpoint_name(int(best["step"] or 0))
-    write_json_atomic(folder / BEST_FILE, {"checkpoint": name, "step": best["step"], "speedup": best["val/speedup"]})
-
-
-def clear_leftovers(checkpoints: Path) -> None:
-    """Make the folder, and remove what a kill left half written in it."""
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    for leftover in checkpoints.glob(".*.tmp"):
-        leftover.unlink()
+def describe_mismatches(count: int, total: int, dtype: torch.dtype) -> str:
+    """What is known of greedy texts that differ from plain decoding's, which speculative decoding never should."""
+    told = f"{count} of {total} greedy texts differ from plain decoding's"
+    name = str(dtype).removeprefix("torch.")
+    if dtype in (torch.float32, torch.float64):
+        return f"warning: {told}; decoding is not exact here, in {name}: please report it"
+    return f"{told}; on {name} near ties may round differently"
 
 
 def describe(row: dict[str, Number]) -> str:

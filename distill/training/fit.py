@@ -5,7 +5,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,22 +13,16 @@ from lightning import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
+from decode.config import DecodeConfig
 from distill.config import FitConfig
 from distill.runs import is_other_rank, record_run, run_folder
-from distill.teacher.choose import make_teachers
-from distill.training.callbacks import (
-    CheckpointJudge,
-    Checkpoints,
-    Clock,
-    StepLog,
-    best_row,
-    clear_leftovers,
-    write_best,
-)
+from distill.teacher.choose import check_teacher, make_teachers
+from distill.training.callbacks import CheckpointJudge, Checkpoints, Clock, StepLog
 from distill.training.history import Number, metrics_table, steps_table
 from distill.training.module import Distillation
 from distill.training.progress import StepProgress
-from distill.training.resume import Standing, find_standing, last_step, refuse_changes, refuse_other_data
+from distill.training.resume import Standing, find_standing, last_step, refuse_changes, refuse_other_inputs
+from distill.training.run_files import best_row, clear_leftovers, finish_writing, write_best
 from distill.training.run_parts import Parts, load_parts, report_lines
 from distill.training.trainer_options import LOG_EVERY_N_STEPS, check_options, make_trainer
 
@@ -62,11 +56,13 @@ class FitReport:
 def fit(config: FitConfig) -> FitReport:
     """Distil `config.draft` on the logits of `config.target` into the run folder `config.output`.
 
-    A run that stopped anywhere continues from its last checkpoint, on a CPU to bit-identical weights and metrics; a
-    finished one is left as it is. Raises UsageError for what cannot be used or differs from the run's own settings, and
-    KeyboardInterrupt after Ctrl-C, once training has been shut down.
+    A run that stopped anywhere continues from its last checkpoint, on a CPU to bit-identical weights and metrics; of
+    a finished one only best.json and last.ckpt are made where a kill left them unwritten. Raises UsageError for what
+    cannot be used or differs from the run's own settings, and KeyboardInterrupt after Ctrl-C, once training has been
+    shut down.
     """
     check_options(config.trainer)
+    check_teacher(config.teacher)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True, quiet=is_other_rank())
     with run_folder(config.output) as folder, _quiet_lightning(), _same_random_state():
         clear_leftovers(folder / "checkpoints")
@@ -74,7 +70,9 @@ def fit(config: FitConfig) -> FitReport:
         if standing is not None:
             refuse_changes(standing, config, console.print)
             if standing.complete:
-                console.print(f"{folder}: the run is complete at step {standing.step}; nothing is changed")
+                made = [] if is_other_rank() else finish_writing(folder, metrics_table(folder), standing.path)
+                told = f"{' and '.join(made)} made anew" if made else "nothing is changed"
+                console.print(f"{folder}: the run is complete at step {standing.step}; {told}")
                 return _report(folder, standing.step, standing.num_steps, standing)
         return _run(config, folder, standing, console)
 
@@ -82,7 +80,7 @@ def fit(config: FitConfig) -> FitReport:
 def _run(config: FitConfig, folder: Path, standing: Standing | None, console: Console) -> FitReport:
     parts = load_parts(config)
     if standing is not None:
-        refuse_other_data(standing, parts.record.data_sha256)
+        refuse_other_inputs(standing, parts.record)
     if not is_other_rank():
         record_run(folder, config)
         _cut_tables(folder, standing)
@@ -103,9 +101,17 @@ def _run(config: FitConfig, folder: Path, standing: Standing | None, console: Co
 
 def make_module(config: FitConfig, parts: Parts, folder: Path, console: Console) -> Distillation:
     """The LightningModule, with its teachers; a cached teacher scores the data here, where it has not yet."""
-    train, validation = parts.data.train, parts.data.validation
-    temperature = config.loss.temperature
-    teachers = make_teachers(config.teacher, parts.target.model, temperature, train, validation, folder, console)
+    teachers = make_teachers(
+        config.teacher,
+        parts.target.model,
+        config.loss.temperature,
+        parts.data.train,
+        parts.data.validation,
+        folder,
+        console,
+        vocab_ids=parts.draft.vocab_ids,
+        target_sha256=parts.record.target_sha256,
+    )
     return Distillation(
         parts.draft,
         *teachers,
@@ -119,10 +125,10 @@ def make_module(config: FitConfig, parts: Parts, folder: Path, console: Console)
 def _make_trainer(config: FitConfig, parts: Parts, folder: Path, console: Console) -> Trainer:
     table, feed = metrics_table(folder), parts.feed
     clock = Clock(earlier=float((table.rows() or [{}])[-1].get("seconds") or 0.0))
-    judge = config.judge
+    decode = judged_decoding(config)
     callbacks: list[Callback] = [
         StepLog(steps_table(folder), feed, clock, config.trainer.get("log_every_n_steps", LOG_EVERY_N_STEPS)),
-        CheckpointJudge(parts.target, parts.draft, parts.prompts, judge.decode, config.model.backend, console.print),
+        CheckpointJudge(parts.target, parts.draft, parts.prompts, decode, config.model.backend, console.print),
         Checkpoints(folder, table, feed, parts.record, clock, console.print),
     ]
     if config.trainer.get("enable_progress_bar", True):
@@ -136,6 +142,12 @@ def _make_trainer(config: FitConfig, parts: Parts, folder: Path, console: Consol
         accumulate_grad_batches=config.optimizer.accumulate,
         gradient_clip_val=config.optimizer.gradient_clip,
     )
+
+
+def judged_decoding(config: FitConfig) -> DecodeConfig:
+    """How checkpoints are decoded: a judge that samples without a seed takes the run's, so a run can be repeated."""
+    decode = config.judge.decode
+    return decode if decode.seed is not None else replace(decode, seed=config.seed)
 
 
 @contextmanager

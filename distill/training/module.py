@@ -12,12 +12,12 @@ from decode.models import LoadedModel
 from distill.acceptance import acceptance
 from distill.config import LossConfig, OptimizerConfig
 from distill.data.batches import Batch
-from distill.drafts.vocab import pin_guard_channel
+from distill.drafts.vocab import drop_guard_gradients, pin_guard_channel
+from distill.heads import head_stands_apart, supervised_logits
 from distill.laws import Columns, Law, align, tempered
 from distill.losses import LOSSES
 from distill.runs import plain
 from distill.teacher import Teacher
-from distill.training.heads import head_stands_apart, supervised_logits
 from distill.training.optimizer import learning_rate, make_optimizer
 
 # What a validation sums over positions: the loss, then Acceptance's fields in their order.
@@ -50,7 +50,7 @@ class Distillation(LightningModule):
         super().__init__()
         self.draft = draft.model.requires_grad_(True)
         self.has_guard = draft.vocab_ids is not None
-        self.columns = Columns(draft.vocab_size, _head_width(draft), draft.vocab_ids)
+        self.columns = Columns(draft.vocab_size, draft.vocab_ids)
         self.teacher, self.validation_teacher = teacher, validation_teacher or teacher
         self.num_steps, self.seed = num_steps, seed
         self.loss_config, self.optimizer_config = loss or LossConfig(), optimizer or OptimizerConfig()
@@ -89,12 +89,14 @@ class Distillation(LightningModule):
         self.draft.train()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Set the rate from the step's number, which resumes by itself."""
+        """Set the rate from the step's number, which resumes by itself. Lightning clips gradients after this."""
         rate = learning_rate(self.global_step, self.num_steps, self.optimizer_config)
         for group in optimizer.param_groups:
             group["lr"] = rate
         if self._normaliser == 0:  # momentum and decay would move the weights for nothing
             optimizer.zero_grad(set_to_none=True)
+        if self.has_guard:
+            drop_guard_gradients(self.draft)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
@@ -162,8 +164,3 @@ def noise_seed(seed: int, micro_batch: int, rank: int) -> int:
     """The seed of one micro-batch's dropout on one rank."""
     digest = hashlib.sha256(f"{seed}/{micro_batch}/{rank}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1  # torch takes 63 bits
-
-
-def _head_width(draft: LoadedModel) -> int:
-    head = draft.model.get_output_embeddings()
-    return draft.vocab_size if head is None else int(head.weight.shape[0])

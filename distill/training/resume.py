@@ -1,7 +1,7 @@
 """Finds where a run stands and refuses to continue it with other settings. Knows nothing of models or training."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,37 @@ FREE_KEYS = frozenset(
 
 
 @dataclass(frozen=True)
+class Record:
+    """What a checkpoint tells of its run, in primitives; None where an older version wrote it and did not tell."""
+
+    config: dict[str, Any]
+    num_steps: int
+    data_sha256: str
+    target_sha256: str | None = None
+    draft_vocab_sha256: str | None = None
+    judge_prompts_sha256: str | None = None
+
+
+# Fields of Record that tell inputs which settings only name: the keys at fault, and what has changed.
+INPUTS = {
+    "data_sha256": "data.train, data.validation: their rows have changed",
+    "target_sha256": "target: its weights have changed",
+    "draft_vocab_sha256": "draft: its draft_vocab.json has changed",
+    "judge_prompts_sha256": "judge.prompts: the prompts have changed",
+}
+
+
+@dataclass(frozen=True)
 class Standing:
     """A checkpoint that a run can continue from."""
 
     path: Path
     step: int
-    num_steps: int  # of the whole run
-    config: dict[str, Any]
-    data_sha256: str
+    record: Record
+
+    @property
+    def num_steps(self) -> int:
+        return self.record.num_steps
 
     @property
     def complete(self) -> bool:
@@ -66,11 +89,15 @@ def find_standing(checkpoints: Path, say: Callable[[str], None]) -> Standing | N
     steps = _steps(checkpoints)
     for step in sorted(steps, reverse=True):
         try:
-            content = read_checkpoint(steps[step])
-            return Standing(steps[step], step, content["num_steps"], content["config"], content["data_sha256"])
+            return Standing(steps[step], step, _record(read_checkpoint(steps[step])))
         except (UsageError, KeyError) as error:
             say(f"{steps[step].name} is passed over: {error}")
     return None
+
+
+def _record(content: Mapping[str, Any]) -> Record:
+    told = {field.name: content.get(field.name) for field in fields(Record)}
+    return Record(**{**told, **{name: content[name] for name in ("config", "num_steps", "data_sha256")}})
 
 
 def refuse_changes(standing: Standing, config: FitConfig, say: Callable[[str], None]) -> None:
@@ -78,7 +105,7 @@ def refuse_changes(standing: Standing, config: FitConfig, say: Callable[[str], N
 
     Settings of FREE_KEYS are honoured, and told.
     """
-    before, now = _flat(standing.config), _flat(plain(config))
+    before, now = _flat(standing.record.config), _flat(plain(config))
     changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
     refused = sorted(changed - FREE_KEYS)
     if refused:
@@ -91,13 +118,15 @@ def refuse_changes(standing: Standing, config: FitConfig, say: Callable[[str], N
         say(f"{key}: continues with {now.get(key)!r}, was {before.get(key)!r}")
 
 
-def refuse_other_data(standing: Standing, data_sha256: str) -> None:
-    """Raise UsageError where the examples are not those that the run began with."""
-    if standing.data_sha256 != data_sha256:
-        raise UsageError(
-            f"data.train, data.validation: their rows have changed since the run's checkpoint {standing.path.name} "
-            "was written; restore them, or choose another output"
-        )
+def refuse_other_inputs(standing: Standing, record: Record) -> None:
+    """Raise UsageError where files hold something else than they did when the run began, under the same names."""
+    for name, changed in INPUTS.items():
+        before = getattr(standing.record, name)
+        if before is not None and before != getattr(record, name):
+            raise UsageError(
+                f"{changed} since the run's checkpoint {standing.path.name} was written; restore them, or choose "
+                "another output"
+            )
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -13,13 +13,13 @@ from distill.config import FitConfig
 from distill.data.examples import load_prompts
 from distill.data.isolation import require_isolation
 from distill.data.module import DraftDataModule
+from distill.data.rows import check_source
 from distill.data.split import Data, load_data
 from distill.drafts.load import load_draft
 from distill.runs import plain
 from distill.teacher.choose import describe_teacher
-from distill.teacher.fingerprint import examples_sha256
-from distill.training.callbacks import Record
-from distill.training.resume import Standing
+from distill.teacher.fingerprint import examples_sha256, ids_sha256, weights_sha256
+from distill.training.resume import Record, Standing
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Parts:
 
 def load_parts(config: FitConfig) -> Parts:
     """Load and check everything; what is wrong with the pair, the data or the prompts is told here."""
+    for source in (*config.data.train, *config.data.validation, *filter(None, [config.judge.prompts])):
+        check_source(source)
     model = _on_this_rank(config.model, config.trainer)
     target = load_model(config.target, model, role="target")
     trained_in: DTypeName = "float64" if config.model.dtype == "float64" else "float32"
@@ -48,9 +50,16 @@ def load_parts(config: FitConfig) -> Parts:
     _check_lengths(data, target, "target")
     _check_lengths(data, draft, "draft")
     feed = DraftDataModule(data.train, data.validation, config)
-    digest = examples_sha256([*data.train, *data.validation])
-    record = Record(config=plain(config), num_steps=feed.num_steps, data_sha256=digest)
-    return Parts(target, draft, data, feed, _judge_prompts(config, target, data), record)
+    prompts = _judge_prompts(config, target, data)
+    record = Record(
+        config=plain(config),
+        num_steps=feed.num_steps,
+        data_sha256=examples_sha256([*data.train, *data.validation]),
+        target_sha256=weights_sha256(target.model),
+        draft_vocab_sha256=ids_sha256([] if draft.vocab_ids is None else [draft.vocab_ids.tolist()]),
+        judge_prompts_sha256=ids_sha256(prompts),
+    )
+    return Parts(target, draft, data, feed, prompts, record)
 
 
 def _check_lengths(data: Data, loaded: LoadedModel, role: str) -> None:

@@ -72,6 +72,9 @@ def points() -> dict[str, Callable[[], None]]:
         "a checkpoint written, best.json not": lambda: on_call(callbacks, "write_best", 1, lambda *_: kill()),
         "inside an accumulation window": lambda: on_call(Distillation, "training_step", 2, after),
         "a row torn": lambda: on_call(Table, "append", 2, torn_row),
+        "the last checkpoint written, last.ckpt and best.json not": lambda: on_call(
+            callbacks, "link_last", 1, lambda *_: kill()
+        ),
     }
 
 

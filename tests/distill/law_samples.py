@@ -13,7 +13,9 @@ def random_logits(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).mul(2).to(dtype)
 
 
-def top_k(log_probs: Tensor, k: int) -> TopKLaw:
+def top_k(log_probs: Tensor, k: int, vocab_ids: Tensor | None = None) -> TopKLaw:
+    """The top-k law of a full one, for a draft that may propose `vocab_ids` (all, where None)."""
     values, ids = log_probs.topk(k)
-    tail = log_probs.scatter(-1, ids, -torch.inf).logsumexp(-1)
+    others = log_probs.scatter(-1, ids, -torch.inf)
+    tail = (others if vocab_ids is None else others[..., vocab_ids]).logsumexp(-1)
     return TopKLaw(ids, values, tail)

@@ -12,7 +12,7 @@ from tests.fixtures import P, Q
 
 def test_acceptance_of_the_reference_pair_is_one_half() -> None:
     p, q = (torch.tensor([x], dtype=torch.float64).log() for x in (P, Q))
-    found = acceptance(FullLaw(p), q, Columns(6, 6))
+    found = acceptance(FullLaw(p), q, Columns(6))
     assert found.expected.item() == pytest.approx(0.5, abs=1e-12)
     assert found.greedy.item() == pytest.approx(0.10, abs=1e-12)  # argmax q is the fourth id
     assert torch.equal(found.expected, found.expected_upper)
@@ -24,9 +24,9 @@ def test_acceptance_of_the_reference_pair_is_one_half() -> None:
 def test_cached_top_k_brackets_acceptance(k: int, vocab_ids: Tensor | None) -> None:
     ids = torch.arange(V) if vocab_ids is None else vocab_ids
     target, draft = random_logits(600, V), random_logits(600, len(ids), seed=1)  # more rows than one block
-    columns = Columns(V, len(ids), vocab_ids)
+    columns = Columns(V, vocab_ids)
     full = acceptance(FullLaw(target.log_softmax(-1)), draft, columns)
-    found = acceptance(top_k(target.log_softmax(-1), k), draft, columns)
+    found = acceptance(top_k(target.log_softmax(-1), k, vocab_ids), draft, columns)
     p, q = target.softmax(-1)[:, ids], draft.softmax(-1)
     assert torch.allclose(full.expected, torch.minimum(p, q).sum(-1), atol=1e-12)  # p isn't conditioned
     assert torch.allclose(full.greedy, p.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1), atol=1e-12)
@@ -38,3 +38,12 @@ def test_cached_top_k_brackets_acceptance(k: int, vocab_ids: Tensor | None) -> N
         assert (value <= high + 1e-12).all()
         if k == V:
             assert torch.allclose(low, high, atol=1e-12)
+
+
+def test_the_upper_bound_counts_only_what_the_draft_can_propose() -> None:
+    p, ids = torch.tensor([[0.3, 0.01, 0.29, 0.2, 0.2]], dtype=torch.float64).log(), torch.tensor([0, 1])
+    draft = torch.tensor([[0.5, 0.5]], dtype=torch.float64).log()
+    found = acceptance(top_k(p, 1, ids), draft, Columns(5, ids))
+    assert found.expected.item() == pytest.approx(0.3, abs=1e-12)
+    assert found.expected_upper.item() == pytest.approx(0.31, abs=1e-12)  # with the whole tail it would be 0.8
+    assert acceptance(FullLaw(p), draft, Columns(5, ids)).expected.item() == pytest.approx(0.31, abs=1e-12)

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from distill.cli.options import Words, parse
+from distill.config import GenerateConfig
+from distill.runs import plain, provenance
+
 FOLDER = Path(__file__).parents[2] / "configs" / "quickstart"
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_story_prompts.py"
 ANSWERED = ("train", "held_out")
@@ -53,6 +57,21 @@ def test_the_files_share_no_combination_and_half_of_the_held_out_noun_pairs_are_
     for name in ("held_out_prompts.jsonl", "quick_prompts.jsonl"):
         unseen = [words for words in made[name] if words[1:] not in seen]
         assert len(unseen) >= len(made[name]) // 2
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_the_record_beside_the_answers_is_what_generate_writes(name: str) -> None:
+    record = json.loads((FOLDER / f"{name}.jsonl.meta.json").read_text())
+    file = f"configs/quickstart/make_{name}.yaml"
+    assert record["config"] == plain(
+        parse("generate", GenerateConfig, Words(config_files=[str(FOLDER.parents[1] / file)]))
+    )
+    assert record["command"] == f"draftsmith generate --config {file}"
+    assert (record["num_prompts"], len(record["target_sha256"])) == (len(rows(f"{name}.jsonl")), 64)
+    assert record["versions"]["transformers"]
+    # What decides the bytes: the list is the one that generate compares.
+    decided = {"sampling", "max_new_tokens", "batch_size", "seed", "dtype", "device", "backend"}
+    assert record.keys() == decided | {"target", "target_sha256", "prompts", "num_prompts"} | provenance({}).keys()
 
 
 @pytest.mark.parametrize("name", ANSWERED)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from decode.errors import UsageError
-from distill.data.rows import BadRow, Row, read_rows
+from distill.data.rows import BadRow, Row, check_source, read_rows
 
 ROWS = [{"text": "one"}, {"text": "two"}, {"text": "three"}]
 LINES = [json.dumps(row).encode() for row in ROWS]
@@ -139,3 +139,20 @@ def test_names_that_stand_for_nothing_are_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match="not a folder made by save_to_disk"):
         list(read_rows(str(tmp_path / "folder")))
+
+
+def test_a_source_is_checked_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("")
+    Path("rows.xml").write_text("")
+    Path("folder").mkdir()
+    for name in ("rows.jsonl", str(tmp_path / "rows.jsonl"), "folder", "folder#train", "owner/data", "owner/data#test"):
+        check_source(name)
+    for name, words in (
+        ("rows.xml", "unknown kind of file"),
+        ("gone.jsonl", "no such file or folder"),
+        ("no/such/folder/here", "no such file or folder"),
+        (str(tmp_path / "gone"), "no such file or folder"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            check_source(name)

@@ -2,9 +2,12 @@
 
 import csv
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from decode.config import DecodeConfig, ModelConfig, SamplingConfig
 from decode.errors import UsageError
@@ -83,6 +86,7 @@ def test_files_hold_what_the_report_says(report: EvalReport, home: Path) -> None
     with (output / "perf_results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 5 * 2  # methods times prompts
+    assert {(r["prompt"], r["prompt_tokens"]) for r in rows} == {("0", "23"), ("1", "31")}
     assert sum(int(r["tokens"]) for r in rows if r["method"] == "plain decoding") == report.baselines[0]["total_tokens"]
     with (output / "acceptance.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -105,12 +109,12 @@ def test_the_table_is_printed_with_names_that_tell_the_acceptances_apart(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluate(config_of(home, tmp_path / "out", num_prompts=1))
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     for words in (
         "untrained",
         " 4000 ",
         "¹ teacher-forced",
-        "come from decoding",
+        "lower bound where the teacher is cached; the columns to its right come from decoding",
         "×",
         "greedy, at most 12 new tokens",
     ):
@@ -134,6 +138,67 @@ def test_sampling_compares_no_texts(home: Path, tmp_path: Path) -> None:
     decode = DecodeConfig(max_new_tokens=6, sampling=SamplingConfig(temperature=1.0), seed=3)
     report = evaluate(config_of(home, tmp_path / "out", drafts=[str(home / "untrained")], decode=decode))
     assert report.drafts[0]["mismatches"] is None
+
+
+def test_sampling_without_a_seed_takes_seed_0_and_says_so(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decode = DecodeConfig(max_new_tokens=6, sampling=SamplingConfig(temperature=1.0))
+    options = {"drafts": [str(home / "untrained")], "decode": decode}
+    first, second = (evaluate(config_of(home, tmp_path / name, **options)) for name in ("a", "b"))
+    assert "decode.seed: none is given; sampling with seed 0" in capsys.readouterr().err
+    assert first.settings["decode"]["seed"] == 0
+    assert first.drafts[0]["acceptance_histogram"] == second.drafts[0]["acceptance_histogram"]
+
+
+def test_the_judges_prompts_are_left_out_and_the_real_number_is_told(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"drafts": [str(home / "untrained")], "num_prompts": 8}
+    report = evaluate(config_of(home, tmp_path / "out", skip_prompts=1, **options))
+    assert {t["prompt_tokens"] for t in report.timings} == {31, 27}
+    assert "2 prompts, greedy" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"skip_prompts: 3 leaves no prompt; .* has 3, so expected at most 2"):
+        evaluate(config_of(home, tmp_path / "out", skip_prompts=3, **options))
+
+
+def test_the_untrained_draft_is_found_from_any_folder_or_its_lack_is_told(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_model(str(home / "target"), CONFIG, role="target")
+    shutil.copytree(home / "untrained", tmp_path / "drafts" / "first")
+    draft = load_draft(home / "untrained", target, CONFIG)
+    run = tmp_path / "runs" / "a"
+    write_checkpoint(run, 50, draft, Path("drafts/first"))
+    settings = {"draft": "drafts/first", "output": "runs/a"}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert [c.name for c in find_candidates(["../runs/a"])] == ["untrained", "50"]
+    shutil.rmtree(tmp_path / "drafts")
+    report = evaluate(config_of(home, tmp_path / "out", drafts=["../runs/a"]))
+    assert [row["name"] for row in report.drafts] == ["50"]
+    assert any(line.startswith("../runs/a: its untrained draft has no row") for line in report.warnings)
+
+
+def test_the_temperature_of_the_loss_goes_with_the_acceptance(home: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    file = run / "checkpoints" / "step-000100.ckpt"
+    content = torch.load(file, weights_only=True)
+    content["config"]["loss"] = {"temperature": 0.7}
+    torch.save(content, file)
+    assert [c.temperature for c in find_candidates([str(run)])] == [0.7] * 3
+    assert find_candidates([str(file)])[0].temperature == 0.7
+
+
+def test_prompts_are_looked_for_before_the_target_is_loaded(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.results.evaluate.load_model", None)
+    with pytest.raises(UsageError, match=r"gone\.jsonl: no such file or folder"):
+        evaluate(replace(config_of(home, tmp_path / "out"), prompts=str(tmp_path / "gone.jsonl")))
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_of_drafts_tell_them_apart(home: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Exported drafts as other programs see them: plain folders, loaded by plain transformers."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from decode.config import DecodeConfig
 from decode.decoder import SpeculativeDecoder
+from decode.errors import UsageError
 from decode.models import LoadedModel
 from distill.config import ExportConfig
 from distill.drafts.load import load_draft
 from distill.export import clean_reload
+from distill.export.evaluation import find_evaluation
 from distill.export.export import export
+from distill.export.model_card import measured_lines
 from tests.distill.export_fixtures import CONFIG, KEPT, VOCAB, exported, here, loaded_target, run, target, trained
 from tests.draft_files import EOS
 from tests.fixtures import random_prompt
@@ -118,14 +122,64 @@ def test_the_model_card_tells_what_was_measured_and_how_to_use_it(exported: Path
     assert f"{len(KEPT)} of the {VOCAB} tokens" in card
 
 
-def test_figures_of_eval_are_in_the_card(run: Path, target: Path, tmp_path: Path, here: None) -> None:
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
-    (copy / "eval").mkdir()
-    row = {"path": str(copy / "checkpoints" / "step-000700.ckpt"), "speedup_over_transformers": 2.345}
+def write_report(folder: Path, draft: str, speedup: float) -> None:
+    """metrics.json as eval writes it, with one row."""
+    folder.mkdir(parents=True, exist_ok=True)
     decode = {"sampling": {"temperature": 0.0}, "max_new_tokens": 64, "num_speculative_tokens": 3}
+    row = {"path": draft, "speedup_over_transformers": speedup}
     report = {"settings": {"num_prompts": 5, "decode": decode}, "versions": {"threads": 2}, "drafts": [row]}
-    (copy / "eval" / "metrics.json").write_text(json.dumps(report))
-    output = export(ExportConfig(draft=str(copy), target=str(target), output=str(tmp_path / "out")))
-    card = (output / "README.md").read_text()
+    (folder / "metrics.json").write_text(json.dumps(report))
+
+
+CHECKPOINT = "checkpoints/step-000700.ckpt"
+
+
+@pytest.mark.parametrize("place", ["runs/quickstart/eval", "runs/quickstart/fit/eval"])
+def test_figures_of_eval_are_in_the_card_in_the_layout_of_the_quick_start(
+    place: str, run: Path, target: Path, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "runs/quickstart/fit")
+    write_report(Path(place), f"runs/quickstart/fit/{CHECKPOINT}", 2.345)
+    write_report(Path("runs/quickstart/other"), f"runs/other/fit/{CHECKPOINT}", 9.876)
+    export(ExportConfig("runs/quickstart/fit", str(target), "runs/quickstart/draft"))
+    card = Path("runs/quickstart/draft/README.md").read_text()
     assert "5 prompts, greedy, at most 64 new tokens, 3 drafted a round, 2 CPU threads" in card
     assert "| speedup over transformers' generate | 2.345 |" in card
+
+
+def test_the_newest_evaluation_that_measured_this_draft_is_taken_wherever_it_was_called(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "work" / "run"))
+    draft = copy / CHECKPOINT
+    for age, (name, path) in enumerate({"new": f"run/{CHECKPOINT}", "old": str(draft), "stale": str(draft)}.items()):
+        write_report(tmp_path / "work" / name, path, float(age))
+        when = draft.stat().st_mtime + 150 - 100 * age
+        os.utime(tmp_path / "work" / name / "metrics.json", (when, when))
+    monkeypatch.chdir(tmp_path)
+    for speedup, name in enumerate(("new", "old")):
+        found = find_evaluation(draft, None)
+        assert found is not None and found["speedup_over_transformers"] == speedup
+        shutil.rmtree(tmp_path / "work" / name)
+    assert find_evaluation(draft, None) is None  # what is older than the draft measured another
+
+
+def test_a_named_evaluation_is_taken_or_refused(run: Path, target: Path, tmp_path: Path) -> None:
+    draft = run / CHECKPOINT
+    write_report(tmp_path / "mine", str(draft), 1.5)
+    found = find_evaluation(draft, str(tmp_path / "mine"))
+    assert found is not None and found["speedup_over_transformers"] == 1.5
+    write_report(tmp_path / "other", "other.ckpt", 1.5)
+    for name, words in (("other", "has no row of"), ("gone", "holds no metrics.json")):
+        config = ExportConfig(str(run), str(target), str(tmp_path / "out"), evaluation=str(tmp_path / name))
+        with pytest.raises(UsageError, match=f"evaluation: .*{words}"):
+            export(config)
+        assert not (tmp_path / "out").exists()
+
+
+def test_acceptance_in_the_card_keeps_its_bounds_and_its_temperature() -> None:
+    metrics = {"val/expected_acceptance": 0.4, "val/expected_acceptance_upper": 0.45, "val/greedy_acceptance": 0.5}
+    card = "\n".join(measured_lines(metrics, 0.7, None))
+    assert "(teacher-forced), at temperature 0.7, a lower bound where the teacher is cached | 0.400 to 0.450 |" in card
+    assert "where the teacher is cached | 0.500 |" in card

@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,13 @@ def test_mistakes_are_refused_before_anything_is_written(run: Path, target: Path
         with pytest.raises(UsageError, match=words):
             export(ExportConfig(**options))
         assert not (tmp_path / "out").exists()
+
+
+def test_a_mistyped_hub_id_is_refused_at_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode.models.hub_is_reachable", lambda: False)
+    config = ExportConfig(str(run), "no-such-owner/no-such-model", str(tmp_path / "out"))
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="target 'no-such-owner/no-such-model': its config cannot be loaded"):
+        export(config)
+    assert time.monotonic() - started < 5
+    assert not (tmp_path / "out").exists()

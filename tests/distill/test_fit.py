@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,14 @@ import pytest
 import torch
 
 from decode.config import ModelConfig
+from decode.models import DRAFT_VOCAB_FILE
 from distill.config import JudgeConfig, TeacherConfig
 from distill.drafts.load import best_checkpoint, checkpoints_of, load_draft
+from distill.teacher.fingerprint import ids_sha256
 from distill.training import callbacks
 from distill.training.history import METRICS_COLUMNS, Table, metrics_table, steps_table
 from distill.training.module import Distillation
+from distill.training.run_files import best_row
 from tests.fit_runs import JUDGED, fit_config, run_fit, stub_judge, tree
 
 
@@ -62,9 +66,37 @@ def test_r14_a_finished_run_is_left_as_it_is(
     before = tree(finished_run)
     monkeypatch.setattr("distill.training.fit.load_parts", None)  # not even loaded
     report = run_fit(fit_pair, finished_run)
-    assert report.complete and report.best == callbacks.best_row(report.rows)
+    assert report.complete and report.best == best_row(report.rows)
     assert "complete at step 6" in capsys.readouterr().err
     assert tree(finished_run) == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "stale", "torn"])
+def test_r01_a_finished_run_gets_back_what_a_kill_left_unwritten(
+    damage: str, finished_run: Path, fit_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "run", symlinks=True))
+    best, last = run / "best.json", run / "checkpoints" / "last.ckpt"
+    expected = best.read_text()
+    last.unlink()
+    if damage == "missing":
+        best.unlink()
+    else:
+        last.symlink_to("step-000004.ckpt")
+        best.write_text(expected[:20] if damage == "torn" else expected.replace('"step": ', '"step": 9'))
+    assert run_fit(fit_pair, run).complete
+    assert "complete at step 6; last.ckpt and best.json made anew" in capsys.readouterr().err
+    assert best.read_text() == expected and last.resolve().name == "step-000006.ckpt"
+    before = tree(run)
+    run_fit(fit_pair, run)
+    assert tree(run) == before
+
+
+def test_caches_of_a_run_are_of_the_drafts_own_ids(finished_run: Path, fit_pair: Path) -> None:
+    ids = json.loads((fit_pair / "draft" / DRAFT_VOCAB_FILE).read_text())["vocab_ids"]
+    keys = [json.loads(file.read_text())["key"] for file in (finished_run / "teacher_cache").glob("*/index.json")]
+    assert len(keys) == 2
+    assert all(key["vocab_ids_sha256"] == ids_sha256([ids]) for key in keys)
 
 
 def test_r10_r11_r12_checkpoints_count_optimiser_steps_and_the_best_is_this_steps(

@@ -1,19 +1,23 @@
 """What fit refuses, by name and before the costly work: changed settings, wrong options, unfit data."""
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from decode.config import DecodeConfig
 from decode.errors import UsageError
+from decode.models import DRAFT_VOCAB_FILE
 from distill.config import DataConfig, JudgeConfig, LossConfig, OptimizerConfig, TeacherConfig
 from distill.training.trainer_options import PASSED_ON
 from tests.draft_files import save_target
 from tests.fit_runs import fit_config, run_fit, tree, write_id_rows
-from tests.fixtures import byte_tokenizer, tiny_gpt2
+from tests.fixtures import byte_tokenizer, tiny_gpt2, tiny_llama
 
 CHANGES: dict[str, dict[str, Any]] = {
     "max_steps": {"max_steps": 12},
@@ -22,7 +26,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "optimizer.accumulate": {"optimizer": OptimizerConfig(accumulate=1)},
     "optimizer.learning_rate": {"optimizer": OptimizerConfig(accumulate=2, learning_rate=1e-3)},
     "loss.temperature": {"loss": LossConfig(temperature=2.0)},
-    "teacher.kind": {"teacher": TeacherConfig(kind="online", top_k=8)},
+    "teacher.kind": {"teacher": TeacherConfig(kind="online")},
     "teacher.top_k": {"teacher": TeacherConfig(kind="cached", top_k=4)},
     "judge.every_n_steps": {
         "judge": JudgeConfig(every_n_steps=3, num_prompts=2, decode=DecodeConfig(max_new_tokens=4))
@@ -64,6 +68,88 @@ def test_r13_free_settings_are_honoured_with_a_notice_and_changed_rows_refused(
     write_id_rows(rows, seed=9)
     with pytest.raises(UsageError, match=r"data.train.*changed since the run's checkpoint step-000002.ckpt"):
         run_fit(fit_pair, tmp_path / "run", data=data, max_steps=4)
+
+
+def copy_pair(pair: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(pair, folder))
+
+
+def replace_target(pair: Path, prompts: Path) -> None:
+    save_target(pair / "target", tiny_llama(9, vocab_size=len(byte_tokenizer())))
+
+
+def replace_draft_vocab(pair: Path, prompts: Path) -> None:
+    file = pair / "draft" / DRAFT_VOCAB_FILE
+    content = json.loads(file.read_text())
+    unused = next(i for i in range(256) if i not in content["vocab_ids"])
+    content["vocab_ids"] = sorted([unused, *content["vocab_ids"][1:]])
+    file.write_text(json.dumps(content))
+
+
+def replace_prompts(pair: Path, prompts: Path) -> None:
+    write_id_prompts(prompts, "another")
+
+
+def write_id_prompts(file: Path, text: str) -> None:
+    file.write_text("".join(json.dumps({"prompt": f"{text} {i}"}) + "\n" for i in range(3)))
+
+
+@pytest.mark.usefixtures("stub_judging")
+@pytest.mark.parametrize("kind", ["online", "cached"])
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (replace_target, "target: its weights have changed"),
+        (replace_draft_vocab, "draft: its draft_vocab.json has changed"),
+        (replace_prompts, "judge.prompts: the prompts have changed"),
+    ],
+)
+def test_r13_files_replaced_under_their_names_are_refused(
+    change: Callable[[Path, Path], None], told: str, kind: Any, fit_pair: Path, tmp_path: Path
+) -> None:
+    pair, prompts = copy_pair(fit_pair, tmp_path / "pair"), tmp_path / "prompts.jsonl"
+    write_id_prompts(prompts, "a prompt")
+    settings = {
+        "judge": JudgeConfig(every_n_steps=1, prompts=str(prompts), num_prompts=2),
+        "teacher": TeacherConfig(kind=kind),
+        "max_steps": 2,
+    }
+    run_fit(pair, tmp_path / "run", **settings)
+    (tmp_path / "run" / "checkpoints" / "step-000002.ckpt").unlink()
+    change(pair, prompts)
+    before = tree(tmp_path / "run")
+    with pytest.raises(UsageError, match=f"^{told} since the run's checkpoint step-000001.ckpt"):
+        run_fit(pair, tmp_path / "run", **settings)
+    assert tree(tmp_path / "run") == before
+
+
+@pytest.mark.usefixtures("stub_judging")
+def test_a_checkpoint_without_fingerprints_is_continued(fit_pair: Path, tmp_path: Path) -> None:
+    run_fit(fit_pair, tmp_path / "run", max_steps=4)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "step-000004.ckpt").unlink()
+    older = torch.load(checkpoints / "step-000002.ckpt", weights_only=True)
+    for name in ("target_sha256", "draft_vocab_sha256", "judge_prompts_sha256"):
+        del older[name]
+    torch.save(older, checkpoints / "step-000002.ckpt")
+    assert run_fit(fit_pair, tmp_path / "run", max_steps=4).resumed_from == 2
+
+
+@pytest.mark.parametrize("name, value", [("top_k", 4), ("cache_dir", "elsewhere"), ("batch_size", 2)])
+def test_settings_of_a_cache_are_refused_where_there_is_none(
+    name: str, value: Any, fit_pair: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=rf"^teacher.{name}: .*{value}.* no effect with teacher.kind online"):
+        run_fit(fit_pair, tmp_path / "run", teacher=TeacherConfig(**{name: value}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_t23_a_draft_with_another_number_of_ids_is_refused_with_both_sizes(fit_pair: Path, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    size = len(tokenizer)
+    save_target(tmp_path / "draft", tiny_llama(1, vocab_size=size + 5), tokenizer)
+    with pytest.raises(UsageError, match=rf"vocab_size {size + 5}, target .* {size}; they must be equal"):
+        run_fit(fit_pair, tmp_path / "run", draft=str(tmp_path / "draft"))
 
 
 MISTAKES = {

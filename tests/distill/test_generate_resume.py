@@ -55,7 +55,7 @@ def settings(folder: str | Path, **extra: Any) -> GenerateConfig:
 
 def run(config: GenerateConfig) -> GenerateReport:
     target = loaded(tiny_llama(vocab_size=259), tokenizer=byte_tokenizer())
-    return answer(list(read_rows(config.prompts)), target, config)
+    return answer(list(read_rows(config.prompts))[: config.limit], target, config)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_interrupted_at_each_batch_and_twice_in_a_row(
         ({"max_new_tokens": 4}, "max_new_tokens 5, not 4"),
         ({"batch_size": 2}, "batch_size 3, not 2"),
         ({"target": "other"}, "target 'tiny', not 'other'"),
-        ({"max_prompt_tokens": 21}, "prompts"),
+        ({"max_prompt_tokens": 21}, "9 prompts, and now there are 6 .see limit, max_prompt_tokens"),
     ],
 )
 def test_an_output_made_by_other_settings_is_refused_and_left_alone(
@@ -138,10 +138,48 @@ def test_an_output_made_by_other_settings_is_refused_and_left_alone(
 def test_an_output_made_from_other_prompts_is_refused(tmp_path: Path) -> None:
     config = settings(tmp_path)
     run(config)
-    with Path(config.prompts).open("a") as file:
-        file.write('{"prompt": "one more"}\n')
-    with pytest.raises(UsageError, match=r"a\.jsonl was made with prompts"):
+    lines = Path(config.prompts).read_text().splitlines()
+    lines[3] = '{"prompt": "other"}'
+    Path(config.prompts).write_text("\n".join(lines))
+    with pytest.raises(UsageError, match=r"a\.jsonl was made with other prompts"):
         run(config)
+
+
+@pytest.mark.parametrize("first", [1, 4, 5, 6])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_raised_limit_extends_the_output_to_the_bytes_of_a_run_that_had_it_from_the_start(
+    tmp_path: Path, whole: bytes, first: int, share: float
+) -> None:
+    config = settings(tmp_path)
+    output = Path(config.output)
+    run(replace(config, limit=first))
+    os.truncate(output, int(share * output.stat().st_size))
+    report = run(config)
+    assert output.read_bytes() == whole
+    assert report.num_written == 9
+    with pytest.raises(UsageError, match=r"made with 9 prompts, and now there are \d .see limit"):
+        run(replace(config, limit=first))
+    assert output.read_bytes() == whole
+
+
+def test_an_output_extended_and_killed_before_it_is_answered_goes_on(
+    tmp_path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path)
+    run(replace(config, limit=5))
+    with monkeypatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(distill.generate, "answer_batch", None)
+        run(config)
+    run(config)
+    assert Path(config.output).read_bytes() == whole
+
+
+def test_other_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    run(config)
+    other = loaded(tiny_llama(1, vocab_size=259), tokenizer=byte_tokenizer())
+    with pytest.raises(UsageError, match="was made with target_sha256"):
+        answer(list(read_rows(config.prompts)), other, config)
 
 
 def test_files_that_generate_did_not_make_or_that_are_damaged_are_refused(tmp_path: Path, whole: bytes) -> None:

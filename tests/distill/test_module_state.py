@@ -19,7 +19,7 @@ from distill.teacher.online import OnlineTeacher
 from distill.training.module import Distillation, noise_seed
 from distill.training.optimizer import make_optimizer
 from tests.distill.training import Probe, distil, mean_loss
-from tests.fit_runs import QUIET, distance, examples_of, feed_of, run, weights_of
+from tests.fit_runs import CONSTANT, QUIET, PlainDescent, distance, examples_of, feed_of, run, weights_of
 from tests.fixtures import loaded, tiny_gpt2, tiny_llama
 
 pytestmark = [pytest.mark.filterwarnings(message) for message in QUIET]
@@ -81,7 +81,7 @@ def test_reduced_vocabulary_trains_its_rows_and_keeps_the_guard_channel() -> Non
     batch = feed.segment(0)[0]
     logits = draft(input_ids=batch.input_ids).logits[batch.supervised]
     log_p = target(input_ids=batch.input_ids).logits[batch.supervised].log_softmax(-1)
-    expected = forward_kl(*align(FullLaw(log_p), logits, Columns(48, len(ids), ids))).mean()
+    expected = forward_kl(*align(FullLaw(log_p), logits, Columns(48, ids))).mean()
     probe = Probe()
     run(module, feed, [probe])
     assert probe.losses[0] == pytest.approx(expected.item(), abs=1e-9)
@@ -90,6 +90,20 @@ def test_reduced_vocabulary_trains_its_rows_and_keeps_the_guard_channel() -> Non
     assert (after["model.embed_tokens.weight"][:, 0] == 1).all()
     assert (after["model.layers.0.mlp.down_proj.weight"][0] == 0).all()
     assert after["lm_head.weight"].shape == (16, 32)
+
+
+def test_clipping_counts_no_gradient_of_the_pinned_guard_channel() -> None:
+    draft, ids = tiny_llama(seed=1), torch.arange(0, 48, 3)
+    pin_guard_channel(draft)
+    narrow_head(draft, ids)
+    feed = feed_of(examples_of([3, 4, 5, 6]))
+    module = PlainDescent(loaded(draft, vocab_ids=ids), OnlineTeacher(tiny_llama()), num_steps=1, optimizer=CONSTANT)
+    before = weights_of(draft)
+    run(module, feed, gradient_clip_val=1e-3)
+    moved = sum(float((after - before[name]).square().sum()) for name, after in weights_of(draft).items()) ** 0.5
+    # All of the clipped gradient moves weights; 1e-3: the clip adds 1e-6 to the norm that it divides by
+    assert moved == pytest.approx(0.1 * 1e-3, rel=1e-3)
+    assert (draft.model.embed_tokens.weight[:, 0] == 1).all()
 
 
 def test_weight_decay_spares_embeddings_and_norms() -> None:

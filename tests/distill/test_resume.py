@@ -1,5 +1,6 @@
 """A run killed with SIGKILL, again and again, ends as one that never stopped: bit for bit, on a CPU."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from distill.training.history import TIMED_COLUMNS, Table, metrics_table, steps_table
+from distill.training.run_files import best_row
 from tests.draft_files import save_target
 from tests.fit_runs import write_id_rows
 from tests.fixtures import byte_tokenizer, tiny_gpt2
@@ -19,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Two runs of one command on a draft with dropout: one whole, one killed at eight points."""
+    """Two runs of one command on a draft with dropout: one whole, one killed at nine points."""
     folder = tmp_path_factory.mktemp("killed")
     tokenizer = byte_tokenizer()
     save_target(folder / "target", tokenizer=tokenizer)
@@ -37,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def test_every_kill_happened_and_the_last_start_finished(runs: tuple[Path, list[str]]) -> None:
     *ends, said = runs[1]
     assert ends[-1] == "last 0", said
-    assert len(ends) == 9
+    assert len(ends) == 10
     assert all(end.endswith(" 9") for end in ends[:-1]), "\n".join([*ends, said])
     assert "continues from step 2" in said and "continues from step 4" in said
 
@@ -56,6 +58,19 @@ def test_r01_r02_r04_killed_run_equals_the_uninterrupted_one(runs: tuple[Path, l
         for part in ("state_dict", "optimizer_states"):
             assert same(whole[part], killed[part]), f"{name}: {part}"
         assert whole["step"] == killed["step"] and whole["global_step"] == killed["global_step"]
+
+
+def test_r01_a_kill_after_the_last_checkpoint_leaves_neither_best_nor_last_behind(runs: tuple[Path, list[str]]) -> None:
+    folder = runs[0] / "killed"
+    assert (folder / "checkpoints" / "last.ckpt").resolve().name == "step-000006.ckpt"
+    best = best_row(metrics_table(folder).rows())
+    assert best is not None
+    assert json.loads((folder / "best.json").read_text()) == {
+        "checkpoint": f"step-{best['step']:06d}.ckpt",
+        "step": best["step"],
+        "speedup": best["val/speedup"],
+    }
+    assert "complete at step 6; last.ckpt" in runs[1][-1]
 
 
 def same(a: Any, b: Any) -> bool:
