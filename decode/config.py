@@ -10,8 +10,8 @@ BackendName = Literal["auto", "eager", "prepacked"]
 DTypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
 
-# Below it, fp32 cannot divide by a temperature; the law has long been a point mass.
-SMALLEST_TEMPERATURE = 1e-30
+# Below it the law is a point mass to every purpose, and transformers' own fp32 division of logits nears overflow.
+SMALLEST_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class SamplingConfig:
     """How logits become probabilities. Order of the filters: temperature, top-k, top-p, min-p (as transformers)."""
 
     temperature: float = 0.0
-    """0 is greedy: all mass on the argmax."""
+    """0 is greedy: all mass on the argmax. So is whatever lies below 1e-6."""
     top_k: int = 0
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: float = 1.0

@@ -20,12 +20,33 @@ class IncompatiblePair(UsageError):
 
 
 def first_line(error: Exception) -> str:
-    """What a library's error says, in one line."""
+    """What a library's error says, in one line. A first line that ends in a colon only announces the next one."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[0].split() + (lines[1].split() if lines[0].rstrip().endswith(":") and lines[1:] else []))
+
+
+def unhealthy(role: str) -> DraftsmithError:
+    """What is raised where a model's logits define no law. `role` is "target" or "draft"."""
+    return DraftsmithError(f"{role}: its logits are NaN or infinite; its weights or dtype are at fault")
 
 
 def require(condition: bool, key: str, value: object, legal: str) -> None:
     """Raise UsageError naming `key`, its `value` and what is `legal` unless `condition` holds."""
     if not condition:
         raise UsageError(f"{key}: {value!r} is not legal; expected {legal}")
+
+
+def require_least(config: object, section: str = "", **least: int) -> None:
+    """Refuse each named integer of `config` below its least value, or too large; null passes where it's a default."""
+    for key, bound in least.items():
+        value = getattr(config, key)
+        require(value is None or bound <= value < 2**63, f"{section}{key}", value, f"an integer >= {bound}")
+
+
+def require_between(config: object, section: str = "", **bounds: tuple[int, int]) -> None:
+    """Refuse each named integer of `config` outside its bounds; null passes where it's a default."""
+    for key, (least, most) in bounds.items():
+        value = getattr(config, key)
+        require(value is None or least <= value <= most, f"{section}{key}", value, f"an integer from {least} to {most}")

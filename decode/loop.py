@@ -8,7 +8,7 @@ from torch import Tensor
 from decode.config import SamplingConfig
 from decode.draft import Draft, Round, Verdict
 from decode.draft_length import DraftLength
-from decode.errors import DraftsmithError
+from decode.errors import unhealthy
 from decode.proposers import Proposer
 from decode.sampling import is_healthy, probabilities
 from decode.session import Session
@@ -58,5 +58,5 @@ def _read(draft: Draft, verdict: Verdict, healthy: Tensor) -> tuple[list[int], i
     ).tolist()
     for ok, role in ((target_ok, "target"), (draft_ok, "draft")):
         if not ok:
-            raise DraftsmithError(f"{role}: its logits are NaN or infinite; its weights or dtype are at fault")
+            raise unhealthy(role)
     return drafted, accepted, next_token

@@ -39,13 +39,16 @@ class LoadedModel:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Every id that ends a text: the generation config's, else the tokenizer's."""
+        """Every id that ends a text: the generation config's, else the tokenizer's. Raises UsageError for no ids."""
         eos = getattr(self.model.generation_config, "eos_token_id", None)
         if eos is None:
             eos = getattr(self.tokenizer, "eos_token_id", None)
         if eos is None:
             return frozenset()
-        return frozenset([eos] if isinstance(eos, int) else eos)
+        ids = [eos] if isinstance(eos, int) else eos
+        if not isinstance(ids, list | tuple | set | frozenset) or not all(isinstance(i, int) for i in ids):
+            raise UsageError(f"model {self.name!r}: its eos_token_id is {eos!r}; expected an id or a list of ids")
+        return frozenset(ids)
 
 
 def resolve_model_path(name: str) -> str:
@@ -82,7 +85,7 @@ def choose_device(config: ModelConfig) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"device: {config.device!r} cannot be used here: {reason}") from error
+        raise UsageError(f"model.device: {config.device!r} cannot be used here: {reason}") from error
     return device
 
 
@@ -99,8 +102,9 @@ def load_model(name: str, config: ModelConfig, *, role: str) -> LoadedModel:
     """
     path = resolve_model_path(name)
     device = choose_device(config)
+    settings = load_config(path, config, role=role)
     tokenizer = load_tokenizer(path, config, role=role)
-    model = _load_weights(path, config, device, role)
+    model = _load_weights(path, settings, config, device, role)
     vocab_ids = read_draft_vocab(Path(path))
     if vocab_ids is not None:
         narrow_head(model, vocab_ids)
@@ -115,7 +119,7 @@ def load_tokenizer(path: str, config: ModelConfig, *, role: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(path, **_source_options(path, config))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # hub, file and format errors of many kinds
         raise UsageError(f"{role} {path!r}: its tokenizer cannot be loaded: {_reason(path, error)}") from error
 
 
@@ -133,10 +137,9 @@ def load_config(path: str, config: ModelConfig, *, role: str) -> Any:
     return settings
 
 
-def _load_weights(path: str, config: ModelConfig, device: torch.device, role: str) -> Any:
+def _load_weights(path: str, settings: Any, config: ModelConfig, device: torch.device, role: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    settings = load_config(path, config, role=role)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -170,7 +173,9 @@ def _source_options(path: str, config: ModelConfig) -> dict[str, Any]:
 def _reason(path: str, error: Exception) -> str:
     if not Path(path).is_dir() and not hub_is_reachable():
         return "there is no such directory, the hub's cache does not hold it, and the hub cannot be reached"
-    return first_line(error)
+    if isinstance(error, OSError | ValueError):
+        return first_line(error)
+    return f"{type(error).__name__}: {first_line(error)}"  # a KeyError's words alone, say, tell little
 
 
 def read_draft_vocab(folder: Path) -> Tensor | None:

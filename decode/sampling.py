@@ -75,7 +75,19 @@ def draw(
     uniform: Tensor,  # [...] fp64 in [0, 1)
 ) -> Tensor:  # [...] int64
     """One token a row, by inverting the distribution function; a token of weight 0 is never drawn."""
-    mass = weights.double().cumsum(-1)
+    return draw_from_mass(running_mass(weights), uniform)
+
+
+def running_mass(weights: Tensor) -> Tensor:  # [..., V] -> [..., V] fp64
+    """Running sums of weights, in fp64: in fp32 the tail of a large vocabulary would be rounding."""
+    return weights.cumsum(-1, dtype=torch.float64)
+
+
+def draw_from_mass(
+    mass: Tensor,  # [..., V] running sums
+    uniform: Tensor,  # [...] fp64 in [0, 1)
+) -> Tensor:  # [...] int64
+    """See draw."""
     total = mass[..., -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not reach past the last token
     point = torch.minimum(uniform.unsqueeze(-1) * total, below_total)

@@ -4,14 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from decode.config import DecodeConfig, ModelConfig, SamplingConfig
-from decode.errors import UsageError, require
-
-
-def require_least(config: Any, section: str = "", **least: int) -> None:
-    """Refuse each named integer of `config` below its least value, or too large; null passes where it's a default."""
-    for key, bound in least.items():
-        value = getattr(config, key)
-        require(value is None or bound <= value < 2**63, f"{section}{key}", value, f"an integer >= {bound}")
+from decode.errors import UsageError, require, require_between, require_least
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,8 @@ class InitConfig:
         chosen = [k for k in ("num_parameters", "cost_ratio", "hidden_size") if getattr(self, k) is not None]
         if len(chosen) > 1:
             raise UsageError(f"{' and '.join(chosen)}: give only one of num_parameters, cost_ratio, hidden_size")
-        require_least(self, num_parameters=1, hidden_size=8, num_layers=1, draft_vocab_size=2, seed=0)
+        require_least(self, num_parameters=1, draft_vocab_size=2, seed=0)
+        require_between(self, hidden_size=(8, 16384), num_layers=(1, 512))
         require(self.cost_ratio is None or 0 < self.cost_ratio < 1, "cost_ratio", self.cost_ratio, "a number in (0, 1)")
         if (self.draft_vocab_size is None) != (self.data is None):
             given, lacking = ("draft_vocab_size", "data") if self.data is None else ("data", "draft_vocab_size")
@@ -105,7 +99,7 @@ class LossConfig:
     """Both sides' logits are divided by it; the loss is not multiplied by its square."""
 
     def __post_init__(self) -> None:
-        require(0 < self.temperature < float("inf"), "loss.temperature", self.temperature, "a finite number > 0")
+        require(0.01 <= self.temperature <= 1000, "loss.temperature", self.temperature, "a number from 0.01 to 1000")
 
 
 @dataclass(frozen=True)
@@ -162,6 +156,7 @@ class JudgeConfig:
 
     def __post_init__(self) -> None:
         require_least(self, "judge.", every_n_steps=1, num_prompts=1)
+        require_least(self.decode, "judge.decode.", max_new_tokens=1)
 
 
 @dataclass(frozen=True)
@@ -213,6 +208,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         require(len(self.drafts) >= 1, "drafts", self.drafts, "at least one draft, checkpoint or run folder")
         require_least(self, num_prompts=1, skip_prompts=0, repeats=1)
+        require_least(self.decode, "decode.", max_new_tokens=1)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,19 @@
-"""Model folders that are there whole or not at all, and the record in each of how it was made."""
+"""Output folders: whose they are, models written whole or not at all, runs held for one process."""
 
+import fcntl
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from decode.errors import UsageError
-from distill.runs import write_json_atomic
+from decode.errors import UsageError, require
+from distill.runs import is_other_rank, write_json_atomic
 
-RECORD_FILE = "draftsmith.json"
+RECORD_FILE, LOCK_FILE = "draftsmith.json", ".lock"
 
 
 @contextmanager
@@ -21,10 +22,11 @@ def whole_folder(output: Path) -> Iterator[Path]:
 
     What stood at `output` is replaced: the caller has checked that it may be. Left-overs of killed runs are removed.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(output)
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    temporary.mkdir()
+    with _told_of(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(output)
+        temporary.mkdir()
     try:
         yield temporary
         _finish_files(temporary)
@@ -91,7 +93,7 @@ def check_output(output: Path, made_by: str) -> dict[str, Any] | None:
     """
     if output.exists() and not output.is_dir():
         raise UsageError(f"output: {output} is a file; expected a folder, or a path where there is nothing")
-    if not output.exists() or not any(output.iterdir()):
+    if not output.exists() or _is_unused(output):
         return None
     record = read_record(output)
     if record.get("made_by") != made_by:
@@ -110,3 +112,71 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     write_json_atomic(folder / RECORD_FILE, record)
+
+
+def _is_unused(folder: Path) -> bool:
+    """Whether a folder holds nothing but what a run writes before it has begun."""
+    return {file.name for file in folder.iterdir()} <= {LOCK_FILE, RECORD_FILE}
+
+
+@contextmanager
+def run_folder(path: str | Path, made_by: str) -> Iterator[Path]:
+    """Make the folder and hold it for this process alone; the kernel releases it, however the process ends.
+
+    Raises UsageError when the folder holds what `made_by` (a command) did not make, another process holds it (its pid
+    is named), or it can't be made or written. An exception that comes before anything is written leaves no folder.
+    Ranks other than 0 of a distributed run don't lock: their rank 0 does.
+    """
+    require(str(path).strip() != "", "output", str(path), "the path of a folder")
+    folder = Path(path).expanduser()
+    if is_other_rank():
+        yield folder
+        return
+    with _told_of(folder):
+        known = check_output(folder, made_by) is not None
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK_FILE).open("a+", encoding="utf-8")
+    with file:
+        _take(file, folder)
+        try:
+            if not known:
+                with _told_of(folder):
+                    write_record(folder, {"made_by": made_by})
+            yield folder
+        except BaseException:
+            _clear_unused(folder, is_new)
+            raise
+
+
+def _clear_unused(folder: Path, is_new: bool) -> None:
+    """Take back what run_folder wrote, where nothing has joined it."""
+    with suppress(OSError):
+        if _is_unused(folder):
+            (folder / RECORD_FILE).unlink(missing_ok=True)
+            if is_new:
+                (folder / LOCK_FILE).unlink(missing_ok=True)
+                folder.rmdir()
+
+
+@contextmanager
+def _told_of(output: Path) -> Iterator[None]:
+    """Turn what the system says of a folder that can't be made or read into a UsageError."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"output: {output} is a file or lies below one; expected a folder") from None
+    except OSError as error:
+        raise UsageError(f"output: {output} can't be written to: {error.strerror or error}") from None
+
+
+def _take(file: IO[str], folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        raise UsageError(f"output: {folder} is in use by another run (process {holder})") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,15 +14,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from decode.backends import with_backend
 from decode.errors import UsageError
+from decode.health import check_healthy
 from decode.models import LoadedModel, load_model
 from decode.prepacked import can_prepack
 from decode.session import context_limit
 from distill.answering import answer_batch
 from distill.config import GenerateConfig
-from distill.data.answers import AnswerFile, answer_file
+from distill.data.answers import AnswerFile, answer_file, check_beside, check_prompts_are_apart
 from distill.data.questions import Question, Questions, encode_questions
 from distill.data.rows import BadRow, Row, read_rows
-from distill.runs import provenance, write_text_atomic
+from distill.outputs import check_writable
+from distill.runs import provenance
 from distill.teacher.fingerprint import weights_sha256
 
 
@@ -57,12 +58,17 @@ def generate(config: GenerateConfig) -> GenerateReport:
 
     Raises UsageError for a file, model or setting that cannot be used, and when no row of the input can be answered.
     """
+    output = Path(config.output)
+    check_writable(output)
+    check_prompts_are_apart(output, config.prompts)
+    check_beside(output)
     rows = list(itertools.islice(read_rows(config.prompts), config.limit))
     return answer(rows, load_model(config.target, config.model, role="target"), config)
 
 
 def answer(rows: list[Row | BadRow], target: LoadedModel, config: GenerateConfig) -> GenerateReport:
     """`generate` for rows and a target that are at hand."""
+    check_healthy(target, "target")
     weights = weights_sha256(target.model)
     target = _fast(target, config.model.backend)
     found = encode_questions(rows, target.tokenizer, _longest_prompt(target, config), target.vocab_size)
@@ -71,11 +77,10 @@ def answer(rows: list[Row | BadRow], target: LoadedModel, config: GenerateConfig
         raise UsageError(f"prompts: no row of {config.prompts} can be answered; {_why_none(found)}")
     started = time.perf_counter()
     with answer_file(output, _made_by(config, target, weights), found, provenance(config)) as file:
-        errors_output = _write_errors(output, found.bad_rows)
         num_tokens = _answer_missing(found.questions, file, target, config)
     return GenerateReport(
         output=config.output,
-        errors_output=errors_output,
+        errors_output=file.errors_output,
         num_rows=found.num_rows,
         num_written=len(found.questions),
         num_resumed=file.num_done,
@@ -160,17 +165,6 @@ def _row(question: Question, answer: list[int], target: LoadedModel) -> dict[str
         "mask": [0] * len(question.ids) + [1] * len(answer),
         "finish_reason": "stop" if answer[-1] in target.eos_token_ids else "length",
     }
-
-
-def _write_errors(output: Path, bad_rows: list[BadRow]) -> str | None:
-    """List bad rows beside the output; the whole list is written anew at each start, so resuming repeats none."""
-    path = output.with_suffix(".errors.jsonl")
-    if not bad_rows:
-        path.unlink(missing_ok=True)
-        return None
-    lines = (json.dumps({"file": row.file, "line": row.line, "reason": row.reason}) + "\n" for row in bad_rows)
-    write_text_atomic(path, "".join(lines))
-    return str(path)
 
 
 def _why_none(found: Questions) -> str:

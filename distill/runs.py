@@ -1,23 +1,19 @@
-"""A run's folder: its lock, the record of how it was made, and writes that are never seen half done."""
+"""What a run leaves to tell how it was made: settings, versions, command; and writes never seen half done."""
 
-import fcntl
 import importlib.metadata
 import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
-
-from decode.errors import UsageError
 
 RECORDED_PACKAGES = (
     "draftsmith",
@@ -115,42 +111,7 @@ def record_run(folder: str | Path, config: Any, command: Sequence[str] | None = 
         file.write(f"{now} {command_line(command)}\n")
 
 
-@contextmanager
-def run_folder(path: str | Path) -> Iterator[Path]:
-    """Make the folder and hold it for this process alone; the kernel releases it, however the process ends.
-
-    Raises UsageError when another process holds it (its pid is named), or it can't be made or written.
-    Ranks other than 0 of a distributed run don't lock: their rank 0 does.
-    """
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = None if is_other_rank() else (folder / ".lock").open("a+", encoding="utf-8")
-    except (FileExistsError, NotADirectoryError):
-        raise UsageError(f"output: {folder} is a file or lies below one; expected a folder") from None
-    except PermissionError:
-        raise UsageError(f"output: {folder} can't be written to") from None
-    if file is None:
-        yield folder
-        return
-    with file:
-        _take(file, folder)
-        yield folder
-
-
 def is_other_rank() -> bool:
     """Whether this process is a rank other than 0 of a distributed run, which leaves files and messages to rank 0."""
     # set by torchrun (RANK) and by lightning's launcher for the processes that it starts (LOCAL_RANK)
     return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK"))
-
-
-def _take(file: IO[str], folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        raise UsageError(f"output: {folder} is in use by another run (process {holder})") from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()

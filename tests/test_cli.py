@@ -222,3 +222,15 @@ def test_run_prints_the_target_s_text_and_one_line_of_counts(
 def test_run_refuses_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--target", str(tmp_path / "nowhere"), "--prompt", "p"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "kind"), [("run", "run"), ("run/checkpoints/step-000003.ckpt", "checkpoint")])
+def test_run_tells_to_export_what_fit_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "step-000003.ckpt").write_bytes(b"")
+    draft = str(tmp_path / name)
+    assert cli.main([*RUN, "--draft", draft]) == 2
+    line = f"draft: {draft} is a {kind} of fit; export it first: draftsmith export --target t --draft {draft} --output"
+    assert line in capsys.readouterr().err

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from decode.draft import Draft
 from decode.proposers.base import Setup
-from decode.sampling import argmax, draw, draw_uniform, is_healthy, probabilities
+from decode.sampling import argmax, draw, draw_uniform, probabilities
 
 
 class DraftModel:
@@ -27,10 +27,10 @@ class DraftModel:
         """See Proposer. Past the draft's own context limit nothing is drafted."""
         # The last drafted token is not fed, so one more than the free positions can be drafted.
         limit = min(limit, self._session.capacity - context.shape[1] + 1)
-        tokens, laws, health = [], [], []
+        tokens, laws, peaks = [], [], []
         for _ in range(limit):
             logits = self._session.extend(context, keep=1)  # [1, N]
-            health.append(is_healthy(logits))
+            peaks.append(logits.amax(-1))
             token, law = self._draw(logits)
             tokens.append(token)
             laws.append(law)
@@ -38,7 +38,7 @@ class DraftModel:
         if not tokens:
             return Draft(tokens=context.new_empty(0))
         probs = None if self._sampling.greedy else torch.cat(laws)
-        return Draft(torch.cat(tokens), probs, healthy=torch.stack(health).all())
+        return Draft(torch.cat(tokens), probs, healthy=torch.cat(peaks).isfinite().all())
 
     def rewind(self, length: int) -> None:
         """See Proposer."""

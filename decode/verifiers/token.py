@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from decode.draft import Draft, Verdict
-from decode.sampling import draw, draw_uniform
+from decode.sampling import draw_from_mass, draw_uniform, running_mass
 
 
 def verify_tokens(
@@ -25,21 +25,33 @@ def verify_tokens(
     q = torch.ones_like(p) if draft.probs is None else draft.probs.gather(-1, drafted).squeeze(-1)
     accepted = uniform[:width] * q < p
     num_accepted = accepted.long().cumprod(0).sum()
-    next_token = draw(_residual(draft, target_probs, num_accepted), uniform[width])
-    return Verdict(num_accepted, next_token)
+    return Verdict(num_accepted, draw_from_mass(_next_mass(draft, target_probs, num_accepted), uniform[width]))
 
 
-def _residual(draft: Draft, target_probs: Tensor, num_accepted: Tensor) -> Tensor:
-    """[V] what the next token is drawn from, unnormalised. Behind the last drafted token q is 0, which leaves p."""
+def _next_mass(draft: Draft, target_probs: Tensor, num_accepted: Tensor) -> Tensor:
+    """[V] running sums of what the next token is drawn from: the residual, or p behind the last drafted token.
+
+    Few operations on whole rows: after a forward the caches are cold, and each costs as much as a small layer.
+    """
     p = target_probs.index_select(0, num_accepted.reshape(1)).squeeze(0)
     if draft.width == 0:
-        return p
-    is_bonus = num_accepted == draft.width
+        return running_mass(p)
+    mass = running_mass(_residual(draft, p.clone(), num_accepted))
+    # p = q leaves nothing but rounding; a rejection then has probability 0 and any law would do: p.
+    if mass.device.type != "cpu":  # to ask the device would be a second read of the round
+        return torch.where(mass[-1] > 0, mass, running_mass(p))
+    return mass if mass[-1] > 0 else running_mass(p)
+
+
+def _residual(
+    draft: Draft,
+    p: Tensor,  # [V], is overwritten
+    num_accepted: Tensor,
+) -> Tensor:
+    """[V] max(p - q, 0), unnormalised; behind the last drafted token q is 0, which leaves p."""
+    rejected = (num_accepted < draft.width).to(p.dtype)
     at = num_accepted.clamp(max=draft.width - 1).reshape(1)
     if draft.probs is None:
-        q = torch.zeros_like(p).scatter_(0, draft.tokens.index_select(0, at), 1.0)
-    else:
-        q = draft.probs.index_select(0, at).squeeze(0).to(p.dtype)
-    residual = (p - q.masked_fill(is_bonus, 0.0)).clamp(min=0.0)
-    # p = q leaves nothing but rounding; a rejection then has probability 0 and any law would do: p.
-    return torch.where(residual.sum() > 0, residual, p)
+        return p.index_add_(0, draft.tokens.index_select(0, at), -rejected.reshape(1)).clamp_(min=0.0)
+    q = draft.probs.index_select(0, at).squeeze(0).to(p.dtype)
+    return p.addcmul_(q, rejected, value=-1.0).clamp_(min=0.0)

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from decode.errors import UsageError
 from distill.config import EvalConfig, ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def run_export(config: ExportConfig) -> None:
 def run_run(config: RunConfig) -> None:
     from decode.decoder import SpeculativeDecoder
 
+    _refuse_unexported(config)
     decoder = SpeculativeDecoder.from_pretrained(config.target, config.draft, config.model)
     started = time.perf_counter()
     for chunk in decoder.stream(config.prompt, config.decode, chat=config.chat):
@@ -70,6 +72,17 @@ def run_run(config: RunConfig) -> None:
     print()
     if chunk.generation is not None:
         print(stats_line(chunk.generation, seconds), file=sys.stderr)
+
+
+def _refuse_unexported(config: RunConfig) -> None:
+    """A run of fit and its checkpoints become model directories by export."""
+    path = Path(config.draft or "").expanduser()
+    is_run = (path / "checkpoints").is_dir() and not (path / "config.json").exists()
+    if config.draft and (is_run or (path.suffix == ".ckpt" and path.is_file())):
+        raise UsageError(
+            f"draft: {config.draft} is a {'run' if is_run else 'checkpoint'} of fit; export it first: "
+            f"draftsmith export --target {config.target} --draft {config.draft} --output DIRECTORY"
+        )
 
 
 def stats_line(generation: "Generation", seconds: float) -> str:

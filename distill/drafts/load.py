@@ -3,7 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,21 @@ from decode.models import LoadedModel, check_pair, choose_device, load_model, lo
 WRAPPERS = ("draft.", "module.", "_orig_mod.")  # the module's attribute, DDP, torch.compile
 BEST_FILE = "best.json"
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
+
+CONTENT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "state_dict": (
+        lambda v: isinstance(v, Mapping) and bool(v) and all(isinstance(t, Tensor) for t in v.values()),
+        "tensors by name",
+    ),
+    "draft_config": (lambda v: isinstance(v, Mapping) and isinstance(v.get("model_type"), str), "a model's settings"),
+    "config": (lambda v: v is None or isinstance(v, Mapping), "the run's settings"),
+    "metrics": (lambda v: v is None or isinstance(v, Mapping), "figures by name"),
+    "draft_vocab_ids": (
+        lambda v: v is None or (isinstance(v, Tensor) and v.ndim == 1 and v.dtype == torch.int64),
+        "a row of ids",
+    ),
+}
+"""What a draft is made from: a test for each part, and what it should be."""
 
 
 def load_draft(path: str | Path, target: LoadedModel, config: ModelConfig) -> LoadedModel:
@@ -44,15 +60,34 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"draft: there is no checkpoint {path}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        damaged = _damaged_part(path)
+        content: Any = None if damaged else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # zip, pickle and file errors of many kinds
         raise UsageError(f"draft: checkpoint {path} cannot be read: {first_line(error)}") from error
+    if damaged:
+        raise UsageError(f"draft: checkpoint {path} is damaged: the checksum of its {damaged} is wrong")
     missing = [key for key in ("state_dict", "draft_config") if not isinstance(content, Mapping) or key not in content]
     if missing:
         raise UsageError(
             f"draft: {path} has no {' and no '.join(missing)}; expected a checkpoint written by draftsmith fit"
         )
+    check_parts(content, CONTENT, path)
     return dict(content)
+
+
+def check_parts(content: Mapping[str, Any], parts: Mapping[str, tuple[Callable[[Any], bool], str]], path: Path) -> None:
+    """Raise UsageError naming the first of `parts` that is not what it should be."""
+    for name, (is_right, expected) in parts.items():
+        if not is_right(content.get(name)):
+            raise UsageError(
+                f"draft: {path}: its {name} is not {expected}; expected a checkpoint written by draftsmith fit"
+            )
+
+
+def _damaged_part(path: Path) -> str | None:
+    """The first part of a checkpoint whose bytes are not those that were written; torch itself compares none."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
 
 
 def loss_temperature(content: Mapping[str, Any]) -> float | None:
@@ -74,11 +109,7 @@ def recorded_metrics(content: Mapping[str, Any]) -> dict[str, float]:
 def _load_checkpoint(path: Path, target: LoadedModel, config: ModelConfig) -> LoadedModel:
     content = read_checkpoint(path)
     vocab_ids = content.get("draft_vocab_ids")
-    settings = AutoConfig.for_model(**content["draft_config"])
-    with no_init_weights():
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
-    if vocab_ids is not None:
-        narrow_head(model, vocab_ids)
+    model = _empty_draft(content, path, config)
     _load_strictly(model, content["state_dict"], path)
     dtype = target.model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     device = choose_device(config)
@@ -86,6 +117,19 @@ def _load_checkpoint(path: Path, target: LoadedModel, config: ModelConfig) -> Lo
     model.generation_config.eos_token_id = sorted(target.eos_token_ids) or None
     vocab_ids = None if vocab_ids is None else vocab_ids.to(device)
     return LoadedModel(model, _tokenizer(content, path.parent.parent, target, config), str(path), vocab_ids)
+
+
+def _empty_draft(content: Mapping[str, Any], path: Path, config: ModelConfig) -> Any:
+    """The draft of a checkpoint, its weights yet to be loaded."""
+    try:
+        settings = AutoConfig.for_model(**content["draft_config"])
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+        if content.get("draft_vocab_ids") is not None:
+            narrow_head(model, content["draft_vocab_ids"])
+    except Exception as error:  # each model class checks its settings in its own way
+        raise UsageError(f"draft: checkpoint {path}: its draft_config makes no model: {first_line(error)}") from error
+    return model
 
 
 def _load_strictly(model: Any, state: Mapping[str, Tensor], path: Path) -> None:
@@ -149,7 +193,7 @@ def untrained_draft(run_folder: str | Path) -> Path | None:
     """The folder of the draft that a run began with, None where it is no longer there."""
     try:
         settings = yaml.safe_load((Path(run_folder) / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     return _origin(settings, Path(run_folder))
 
@@ -180,7 +224,7 @@ def best_checkpoint(run_folder: str | Path) -> Path:
         raise UsageError(
             f"draft: the run folder {run_folder} has no {BEST_FILE} yet; name a checkpoint of it"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DraftsmithError(f"{file}: it is damaged; name a checkpoint of the run instead") from error
     if not path.is_file():
         raise UsageError(f"draft: {file} names {path.name}, which is not there; name another checkpoint of the run")

@@ -12,6 +12,7 @@ from transformers.initialization import no_init_weights
 
 from decode.backends import with_backend
 from decode.errors import UsageError, require
+from decode.health import check_healthy
 from decode.models import DRAFT_VOCAB_FILE, LoadedModel, load_model, narrow_head
 from distill.config import InitConfig
 from distill.drafts.embeddings import EMBEDDING_STD, HEAD_STD, principal_directions, project
@@ -19,6 +20,7 @@ from distill.drafts.shapes import Shape, candidate_shapes, fixed_shape, largest_
 from distill.drafts.step_cost import step_seconds
 from distill.drafts.vocab import GUARD_CHANNEL, DraftVocab, choose_draft_vocab, pin_guard_channel, widen_head
 from distill.folders import check_output, whole_folder, write_record
+from distill.outputs import check_writable
 from distill.runs import plain, provenance, write_json_atomic
 
 MADE_BY = "draftsmith init"
@@ -40,8 +42,10 @@ def init_draft(config: InitConfig) -> Path:
         _check_same(record, wanted, output)
         console.print(f"{output} is there already, made with the same settings")
         return output
+    check_writable(output)
     shape = None if config.cost_ratio is not None else fixed_shape(config)
     target = load_model(config.target, config.model, role="target")
+    check_healthy(target, "target")
     vocab = _draft_vocab(config, target)
     if vocab is not None:
         console.print(vocab.describe(target.vocab_size))
@@ -66,7 +70,8 @@ def _settings(config: InitConfig) -> dict[str, Any]:
 
 
 def _check_same(record: dict[str, Any], wanted: dict[str, Any], output: Path) -> None:
-    old, new = record.get("settings") or {}, wanted["settings"]
+    old, new = record.get("settings"), wanted["settings"]
+    old = old if isinstance(old, dict) else {}
     for key in new:
         if old.get(key) != new[key]:
             raise UsageError(

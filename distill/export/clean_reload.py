@@ -71,13 +71,11 @@ def check_reload(folder: Path, expected: Expected) -> None:
     logits, account = run_clean(folder, expected.request)
     for name, value in expected.account.items():
         if account[name] != value:
-            raise DraftsmithError(f"export: reloaded by plain transformers, {name} {_differ(account[name], value)}")
+            raise DraftsmithError(f"reloaded by plain transformers, {name} {_differ(account[name], value)}")
     for got, meant in zip(logits, expected.logits, strict=True):
         if not torch.allclose(got, meant, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE):
             gap = (got - meant).abs().max().item()
-            raise DraftsmithError(
-                f"export: reloaded by plain transformers, logits differ from the draft's by {gap:.3g}"
-            )
+            raise DraftsmithError(f"reloaded by plain transformers, logits differ from the draft's by {gap:.3g}")
 
 
 def _differ(got: Any, meant: Any) -> str:
@@ -95,7 +93,7 @@ def run_clean(folder: Path, request: dict[str, Any]) -> tuple[list[Tensor], dict
         done = subprocess.run(command, capture_output=True, text=True, cwd=scratch, env=env, check=False)
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-            raise DraftsmithError(f"export: plain transformers cannot load the folder: {reason}")
+            raise DraftsmithError(f"plain transformers cannot load the folder: {reason}")
         tensors = load_file(answer)
         return [tensors[str(i)] for i in range(len(tensors))], json.loads(done.stdout.splitlines()[-1])
 
@@ -107,6 +105,6 @@ def check_excluded(logits: list[Tensor], vocab_ids: Tensor) -> None:
         worst = float((1 - kept).max())
         if worst > MAX_EXCLUDED_MASS:
             raise DraftsmithError(
-                f"export: tokens outside the draft's vocabulary get {worst:.2g} of the probability; at most "
+                f"tokens outside the draft's vocabulary get {worst:.2g} of the probability; at most "
                 f"{MAX_EXCLUDED_MASS} is safe. The hidden states have grown too large for the guard channel"
             )

@@ -1,6 +1,5 @@
 """Writes a draft as a plain model folder that other engines load, and proves it in a clean process first."""
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from decode.config import ModelConfig
-from decode.errors import UsageError, require
+from decode.errors import UsageError, first_line, require
+from decode.health import check_healthy
 from decode.hub import hub_is_reachable
 from decode.models import LoadedModel, load_config, load_tokenizer, resolve_model_path
+from decode.sampling import is_healthy
 from distill.config import ExportConfig
 from distill.drafts.load import (
     best_checkpoint,
@@ -30,11 +31,15 @@ from distill.drafts.vocab import widen_head
 from distill.export.clean_reload import Expected, check_excluded, check_reload, expect
 from distill.export.evaluation import find_evaluation
 from distill.export.model_card import measured_lines, model_card
-from distill.folders import check_output, read_record, whole_folder, write_record
+from distill.folders import check_output, whole_folder, write_record
+from distill.outputs import check_writable
+from distill.results.candidates import sound_record
 from distill.runs import provenance, write_text_atomic
 
 MADE_BY = "draftsmith export"
 DEFAULT_ASSISTANT_TOKENS = 3
+GENERATION_FILE = "generation_config.json"
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,14 @@ def export(config: ExportConfig) -> Path:
     DraftsmithError when the written folder does not give the draft's own logits; then nothing is left behind.
     """
     output = Path(config.output).expanduser().resolve()
+    check_writable(output)
     check_output(output, MADE_BY)
     source = find_source(config)
     require(source.num_assistant_tokens >= 1, "num_assistant_tokens", source.num_assistant_tokens, "an integer >= 1")
     loading = ModelConfig(device="cpu", dtype="float32", trust_remote_code=config.trust_remote_code)
     target = describe_target(config.target, loading)
     draft = load_draft(source.path, target, loading)
+    check_healthy(draft, "draft")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(_cast(draft, target, config.dtype if config.dtype != "auto" else source.dtype))
     with whole_folder(output) as folder:
@@ -93,11 +100,24 @@ def find_source(config: ExportConfig) -> Source:
         return _checkpoint_source(path, config)
     if not (path / "config.json").is_file():
         raise UsageError(f"draft: {config.draft!r} is no checkpoint, no run folder and no model folder")
-    record, settings = read_record(path), json.loads((path / "config.json").read_text(encoding="utf-8"))
-    dtype = settings.get("dtype") or settings.get("torch_dtype") or "float32"
+    record, dtype = sound_record(path), _own_dtype(path)
     tokens = config.num_assistant_tokens or record.get("num_assistant_tokens") or DEFAULT_ASSISTANT_TOKENS
     measured = find_evaluation(path, config.evaluation)
     return Source(path, dtype, record.get("step"), recorded_metrics(record), tokens, loss_temperature(record), measured)
+
+
+def _own_dtype(folder: Path) -> str:
+    """The type of a model folder's weights, as its config tells. Raises UsageError for one that engines do not load."""
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"draft {str(folder)!r}: its config cannot be loaded: {first_line(error)}") from error
+    if not isinstance(settings, dict):
+        raise UsageError(f"draft {str(folder)!r}: its config cannot be loaded: config.json holds no JSON object")
+    found = settings.get("dtype") or settings.get("torch_dtype") or "float32"
+    dtype = "float32" if found == "float64" else found  # engines load no float64
+    require(dtype in DTYPES, f"draft {str(folder)!r}: dtype of its config", found, f"one of {', '.join(DTYPES)}")
+    return str(dtype)
 
 
 def _checkpoint_source(path: Path, config: ExportConfig) -> Source:
@@ -113,20 +133,39 @@ def _checkpoint_source(path: Path, config: ExportConfig) -> Source:
 
 
 def describe_target(name: str, config: ModelConfig) -> LoadedModel:
-    """The target's config, special ids and tokenizer; its weights are not read."""
+    """The target's config, special ids and tokenizer; its weights are not read.
+
+    Raises UsageError when one of them cannot be.
+    """
     path = resolve_model_path(name)
     settings = load_config(path, config, role="target")
     tokenizer = load_tokenizer(path, config, role="target")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
-    with contextlib.suppress(OSError):  # there may be none: then the model's config says what ends a text
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=not hub_is_reachable())
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # settings that a model class refuses, in its own way
+        raise UsageError(f"target {path!r}: its config makes no model: {first_line(error)}") from error
+    if (special := _generation_settings(path)) is not None:
+        model.generation_config = special
     return LoadedModel(model, tokenizer, name)
+
+
+def _generation_settings(path: str) -> GenerationConfig | None:
+    """The target's, which say what ends a text; None where there are none: then the model's config says it."""
+    try:
+        return GenerationConfig.from_pretrained(path, local_files_only=not hub_is_reachable())
+    except Exception as error:  # an OSError where there are none; else what odd content leads to
+        if isinstance(error, OSError) and not (Path(path) / GENERATION_FILE).is_file():
+            return None
+        raise UsageError(f"target {path!r}: its {GENERATION_FILE} cannot be read: {first_line(error)}") from error
 
 
 @torch.no_grad()
 def _cast(draft: LoadedModel, target: LoadedModel, dtype: str) -> str:
-    """Widen the head, then round the weights to `dtype`, once, from fp32; returns how far that moved the logits."""
+    """Widen the head, then round the weights to `dtype`, once, from fp32; returns how far that moved the logits.
+
+    Raises UsageError when the weights are too large for `dtype`.
+    """
     if draft.vocab_ids is not None:
         widen_head(draft.model, draft.vocab_ids, target.vocab_size)
     before = expect(draft.model, target, {})
@@ -135,6 +174,10 @@ def _cast(draft: LoadedModel, target: LoadedModel, dtype: str) -> str:
         if tensor.is_floating_point() and tensor.dtype != rounded:
             tensor.copy_(tensor.to(rounded))
     after = expect(draft.model, target, {})
+    healthy = all(bool(is_healthy(table)) for table in after.logits)
+    require(
+        healthy, "dtype", dtype, "a type that holds the draft's weights: in this one its logits are NaN or infinite"
+    )
     kept = slice(None) if draft.vocab_ids is None else draft.vocab_ids
     gaps = [(a[:, kept] - b[:, kept]).abs().max() for a, b in zip(before.logits, after.logits, strict=True)]
     return f"weights in {dtype}: the cast moved logits by at most {float(max(gaps)):.2g}"

@@ -75,14 +75,20 @@ def _single(draft: str) -> Candidate:
         step, name = step_of(path), f"{step_of(path)}" if step_of(path) else path.stem
     else:
         resolve_model_path(draft)
-        step, name = read_record(path).get("step"), path.name
+        step, name = sound_record(path).get("step"), path.name
     content = _content(path)
     return Candidate(name, path, step, None, recorded_metrics(content), loss_temperature(content))
 
 
 def _content(path: Path) -> dict[str, Any]:
     """What holds the records of a checkpoint or an exported folder."""
-    return read_checkpoint(path) if path.suffix == ".ckpt" else read_record(path)
+    return read_checkpoint(path) if path.suffix == ".ckpt" else sound_record(path)
+
+
+def sound_record(folder: Path) -> dict[str, Any]:
+    """A model folder's record, less what is of a wrong shape: its figures are a courtesy, and no reason to stop."""
+    kinds: dict[str, Any] = {"step": int, "num_assistant_tokens": int, "metrics": dict, "loss_temperature": int | float}
+    return {k: v for k, v in read_record(folder).items() if k not in kinds or isinstance(v, kinds[k])}
 
 
 def _renamed(candidate: Candidate) -> Candidate:

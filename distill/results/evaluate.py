@@ -17,9 +17,10 @@ from distill.config import EvalConfig
 from distill.data.examples import load_prompts
 from distill.data.rows import check_source
 from distill.drafts.load import load_draft
+from distill.folders import run_folder
 from distill.results.candidates import Candidate, find_candidates, left_out
 from distill.results.report import EvalReport, print_report, report_of, write_report
-from distill.runs import record_run, run_folder
+from distill.runs import record_run
 
 PLAIN, TRANSFORMERS = "plain decoding", "transformers' generate"
 
@@ -33,7 +34,7 @@ def evaluate(config: EvalConfig) -> EvalReport:
     check_source(config.prompts)
     candidates = find_candidates(config.drafts)
     config = _seeded(config, console)
-    with run_folder(config.output) as output:
+    with run_folder(config.output, "draftsmith eval") as output:
         busy = busy_share()
         target = load_model(config.target, config.model, role="target")
         prompts = _prompts(config, target)

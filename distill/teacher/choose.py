@@ -1,5 +1,6 @@
 """Makes the teachers that a run's settings ask for: one for training, one for validation."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -59,8 +60,9 @@ def make_teachers(
 
 
 def check_teacher(config: TeacherConfig) -> None:
-    """Raise UsageError for a setting of caches where there is none: it would have no effect."""
+    """Raise UsageError for settings of caches where there is none, and for a folder that can't hold one."""
     if config.kind == "cached":
+        _check_folder(config.cache_dir)
         return
     for field in fields(config):
         value = getattr(config, field.name)
@@ -69,6 +71,15 @@ def check_teacher(config: TeacherConfig) -> None:
                 f"teacher.{field.name}: {value!r} has no effect with teacher.kind {config.kind}; leave it out, or set "
                 "teacher.kind: cached"
             )
+
+
+def _check_folder(cache_dir: str | None) -> None:
+    folder = Path(cache_dir or ".").expanduser().absolute()
+    nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if cache_dir and not nearest.is_dir():
+        raise UsageError(f"teacher.cache_dir: {cache_dir!r} is a file or lies below one; expected a folder")
+    if cache_dir and not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"teacher.cache_dir: {cache_dir!r} can't be written to; expected a folder of your own")
 
 
 def describe_teacher(config: TeacherConfig, temperature: float) -> str:

@@ -31,5 +31,6 @@ class OnlineTeacher:
         Without gradients rather than in inference mode: a loss may save the law for its backward, which inference
         tensors allow only after a copy, and [N, V] is the largest tensor of a step.
         """
-        logits = supervised_logits(self.model, batch, self._apart)
+        with torch.autocast(batch.input_ids.device.type, enabled=False):  # the target keeps its own precision
+            logits = supervised_logits(self.model, batch, self._apart)
         return FullLaw(tempered(logits, self.temperature).log_softmax(-1))

@@ -75,7 +75,8 @@ class Scorer:
     def _score_batch(self, members: list[int], examples: Sequence[Example]) -> dict[str, Tensor]:
         """Per position: its example, the token that follows it, and the law there; positions of an example in order."""
         batch = move_data_to_device(collate([[index] for index in members], examples, normaliser=0), self._device)
-        logits = supervised_logits(self.model, batch, self._apart)
+        with torch.autocast(self._device.type, enabled=False):  # the target keeps its own precision
+            logits = supervised_logits(self.model, batch, self._apart)
         kept, log_probs, log_tail = top_k_of_(upcast(logits).div_(self.temperature), self.top_k, self._vocab_ids)
         following = batch.input_ids.roll(-1, dims=1)[batch.supervised]
         scored = {

@@ -40,9 +40,10 @@ class Store:
     def _read_index(self) -> dict[str, str]:
         try:
             index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return {}
-        return dict(index["shards"]) if index.get("key") == self.key else {}
+        shards = index.get("shards") if isinstance(index, dict) and index.get("key") == self.key else None
+        return dict(shards) if isinstance(shards, dict) else {}
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

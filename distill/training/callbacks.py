@@ -1,6 +1,7 @@
 """What happens around training: the log of steps, the judge of each checkpoint, and the checkpoints themselves."""
 
 import copy
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from decode.backends import with_backend
 from decode.config import DecodeConfig
+from decode.errors import DraftsmithError
 from decode.evaluate import judge
 from decode.models import LoadedModel
 from distill.data.module import DraftDataModule
@@ -126,11 +128,12 @@ class Checkpoints(Callback):
         data: DraftDataModule,
         record: Record,
         clock: Clock,
+        rows: Sequence[dict[str, Number]] = (),  # of earlier starts
         say: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.table, self.data, self.record = folder, table, data, record
         self.clock, self.say = clock, say
-        self._row: dict[str, Number] = {}
+        self._rows = list(rows)
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:  # before training: the untrained draft
@@ -147,23 +150,30 @@ class Checkpoints(Callback):
     def _add_row(self, trainer: Trainer, module: LightningModule) -> None:
         assert isinstance(module, Distillation)
         step = trainer.global_step
-        self._row = {
+        row: dict[str, Number] = {
             "step": step,
             "tokens_seen": self.data.tokens_seen(step),
             "train/loss": module.take_segment_loss(),
             **module.metrics,
             "seconds": self.clock.seconds(),
         }
+        self._rows.append(row)
         if trainer.is_global_zero:
-            self.table.append(self._row)
-            self.say(describe(self._row))
+            self.table.append(row)
+            self.say(describe(row))
 
     def _save(self, trainer: Trainer) -> None:
         """Write beside the final name, then rename: a checkpoint is there whole or not at all."""
         checkpoints = self.folder / "checkpoints"
         name = checkpoint_name(trainer.global_step)
         temporary = checkpoints / f".{name}.tmp"
-        trainer.save_checkpoint(temporary, weights_only=False)
+        try:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            trainer.save_checkpoint(temporary, weights_only=False)
+        except OSError as error:  # lightning writes into the folder of temporary files first
+            temporary.unlink(missing_ok=True)
+            told = f"{error.strerror or error} (it is written by way of {tempfile.gettempdir()})"
+            raise DraftsmithError(f"{checkpoints / name} can't be written: {told}") from error
         if trainer.is_global_zero:
             temporary.replace(checkpoints / name)
             link_last(checkpoints, name)
@@ -171,7 +181,8 @@ class Checkpoints(Callback):
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint.update(vars(self.record))
         checkpoint["step"] = trainer.global_step
-        checkpoint["metrics"] = dict(self._row)
+        checkpoint["metrics"] = dict(self._rows[-1])
+        checkpoint["rows"] = [dict(row) for row in self._rows]
 
 
 def describe_mismatches(count: int, total: int, dtype: torch.dtype) -> str:

@@ -15,14 +15,15 @@ from rich.console import Console
 
 from decode.config import DecodeConfig
 from distill.config import FitConfig
-from distill.runs import is_other_rank, record_run, run_folder
+from distill.folders import run_folder
+from distill.runs import is_other_rank, record_run
 from distill.teacher.choose import check_teacher, make_teachers
 from distill.training.callbacks import CheckpointJudge, Checkpoints, Clock, StepLog
 from distill.training.history import Number, metrics_table, steps_table
 from distill.training.module import Distillation
 from distill.training.progress import StepProgress
 from distill.training.resume import Standing, find_standing, last_step, refuse_changes, refuse_other_inputs
-from distill.training.run_files import best_row, clear_leftovers, finish_writing, write_best
+from distill.training.run_files import best_row, clear_leftovers, cut_tables, finish_writing
 from distill.training.run_parts import Parts, load_parts, report_lines
 from distill.training.trainer_options import LOG_EVERY_N_STEPS, check_options, make_trainer
 
@@ -57,20 +58,20 @@ def fit(config: FitConfig) -> FitReport:
     """Distil `config.draft` on the logits of `config.target` into the run folder `config.output`.
 
     A run that stopped anywhere continues from its last checkpoint, on a CPU to bit-identical weights and metrics; of
-    a finished one only best.json and last.ckpt are made where a kill left them unwritten. Raises UsageError for what
-    cannot be used or differs from the run's own settings, and KeyboardInterrupt after Ctrl-C, once training has been
-    shut down.
+    a finished one only best.json, last.ckpt and metrics.csv are made where they are missing or damaged. Raises
+    UsageError for what cannot be used or differs from the run's own settings, and KeyboardInterrupt after Ctrl-C, once
+    training has been shut down.
     """
     check_options(config.trainer)
     check_teacher(config.teacher)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True, quiet=is_other_rank())
-    with run_folder(config.output) as folder, _quiet_lightning(), _same_random_state():
+    with run_folder(config.output, "draftsmith fit") as folder, _quiet_lightning(), _same_random_state():
         clear_leftovers(folder / "checkpoints")
         standing = find_standing(folder / "checkpoints", console.print)
         if standing is not None:
             refuse_changes(standing, config, console.print)
             if standing.complete:
-                made = [] if is_other_rank() else finish_writing(folder, metrics_table(folder), standing.path)
+                made = [] if is_other_rank() else finish_writing(folder, standing)
                 told = f"{' and '.join(made)} made anew" if made else "nothing is changed"
                 console.print(f"{folder}: the run is complete at step {standing.step}; {told}")
                 return _report(folder, standing.step, standing.num_steps, standing)
@@ -81,13 +82,13 @@ def _run(config: FitConfig, folder: Path, standing: Standing | None, console: Co
     parts = load_parts(config)
     if standing is not None:
         refuse_other_inputs(standing, parts.record)
+    trainer = _make_trainer(config, parts, folder, standing, console)
     if not is_other_rank():
         record_run(folder, config)
-        _cut_tables(folder, standing)
+        cut_tables(folder, standing, console.print)
     for line in report_lines(config, parts, standing):
         console.print(line)
     module = make_module(config, parts, folder, console)
-    trainer = _make_trainer(config, parts, folder, console)
     with _interrupts_reach_the_caller(trainer, folder, console):
         if standing is None:
             trainer.validate(module, datamodule=parts.feed, verbose=False)  # the untrained draft's row
@@ -122,14 +123,16 @@ def make_module(config: FitConfig, parts: Parts, folder: Path, console: Console)
     )
 
 
-def _make_trainer(config: FitConfig, parts: Parts, folder: Path, console: Console) -> Trainer:
-    table, feed = metrics_table(folder), parts.feed
-    clock = Clock(earlier=float((table.rows() or [{}])[-1].get("seconds") or 0.0))
+def _make_trainer(
+    config: FitConfig, parts: Parts, folder: Path, standing: Standing | None, console: Console
+) -> Trainer:
+    feed, earlier = parts.feed, [] if standing is None else standing.rows
+    clock = Clock(earlier=float((earlier or [{}])[-1].get("seconds") or 0.0))
     decode = judged_decoding(config)
     callbacks: list[Callback] = [
         StepLog(steps_table(folder), feed, clock, config.trainer.get("log_every_n_steps", LOG_EVERY_N_STEPS)),
         CheckpointJudge(parts.target, parts.draft, parts.prompts, decode, config.model.backend, console.print),
-        Checkpoints(folder, table, feed, parts.record, clock, console.print),
+        Checkpoints(folder, metrics_table(folder), feed, parts.record, clock, earlier, console.print),
     ]
     if config.trainer.get("enable_progress_bar", True):
         callbacks.append(StepProgress(feed.num_steps, console))
@@ -187,13 +190,6 @@ def _quiet_lightning() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
-
-
-def _cut_tables(folder: Path, standing: Standing | None) -> None:
-    last = -1 if standing is None else standing.step
-    metrics_table(folder).cut(last)
-    steps_table(folder).cut(last)
-    write_best(folder, metrics_table(folder))
 
 
 def _report(folder: Path, step: int, num_steps: int, standing: Standing | None) -> FitReport:

@@ -5,6 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from decode.errors import DraftsmithError
 from distill.runs import write_text_atomic
 
 Number = int | float | None
@@ -28,6 +29,10 @@ METRICS_COLUMNS = (
 STEPS_COLUMNS = ("step", "tokens_seen", "train/loss", "learning_rate", "seconds")
 
 
+class DamagedTable(DraftsmithError):
+    """A table that holds something else than rows of numbers."""
+
+
 class Table:
     """A CSV file of numbers with a step in each row; what is unknown stays empty."""
 
@@ -36,23 +41,46 @@ class Table:
 
     def append(self, row: Mapping[str, Number]) -> None:
         """Add a row in one write; a kill leaves it whole, or torn without its line end, and then it doesn't count."""
-        new = not self.path.exists()
+        new = not self.path.exists() or self.path.stat().st_size == 0
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write((self._line(self.columns) if new else "") + self._row(row))
 
     def rows(self) -> list[dict[str, Number]]:
-        """All whole rows, in order."""
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(whole)]
+        """All whole rows, in order. Raises DamagedTable where the file holds anything else."""
+        try:
+            text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+            lines = list(csv.reader(line for line in text.splitlines(keepends=True) if line.endswith("\n")))
+            return [self._read(lines[0], line) for line in lines[1:]]
+        except (ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError
+            raise DamagedTable(f"{self.path}: it is damaged: {error}") from error
+
+    def _read(self, header: list[str], line: list[str]) -> dict[str, Number]:
+        row = dict(zip(header, map(_number, line), strict=True))
+        if not isinstance(row.get("step"), int):
+            raise ValueError("a row has no step")
+        return {name: row.get(name) for name in self.columns}
 
     def cut(self, last_step: int) -> None:
         """Drop the rows after `last_step`, which a resumed run writes again, and what a kill left torn."""
         kept = [row for row in self.rows() if (row["step"] or 0) <= last_step]
         if kept:
-            write_text_atomic(self.path, self._line(self.columns) + "".join(self._row(row) for row in kept))
+            self._write(kept)
         else:
             self.path.unlink(missing_ok=True)
+
+    def restore(self, rows: Sequence[Mapping[str, Number]]) -> bool:
+        """Make the table `rows` unless they are its first ones already. Whether it had to."""
+        try:
+            first = self.rows()[: len(rows)]
+        except DamagedTable:
+            first = []
+        if [self._row(row) for row in first] == [self._row(row) for row in rows]:  # as text: NaN is no equal of NaN
+            return False
+        self._write(rows)
+        return True
+
+    def _write(self, rows: Sequence[Mapping[str, Number]]) -> None:
+        write_text_atomic(self.path, self._line(self.columns) + "".join(self._row(row) for row in rows))
 
     def _row(self, row: Mapping[str, Number]) -> str:
         # repr is the shortest text that reads back to the same float

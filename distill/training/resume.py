@@ -7,8 +7,9 @@ from typing import Any
 
 from decode.errors import UsageError
 from distill.config import FitConfig
-from distill.drafts.load import STEP_NAME, read_checkpoint
+from distill.drafts.load import STEP_NAME, check_parts, read_checkpoint
 from distill.runs import plain
+from distill.training.history import Number
 
 # A run may continue with another value of these: where things lie, what runs them, what is shown. They leave the data
 # order, the loss and the schedule as they are; on other hardware sums may round differently.
@@ -54,6 +55,24 @@ INPUTS = {
 }
 
 
+CONTENT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "config": (lambda v: isinstance(v, Mapping), "the run's settings"),
+    "num_steps": (lambda v: isinstance(v, int), "a number"),
+    "data_sha256": (lambda v: isinstance(v, str), "a checksum"),
+    "rows": (lambda v: isinstance(v, list) and bool(v) and all(map(_is_row, v)), "the rows of metrics.csv"),
+    "global_step": (lambda v: isinstance(v, int), "a number"),
+    "epoch": (lambda v: isinstance(v, int), "a number"),
+    "loops": (lambda v: isinstance(v, Mapping) and "fit_loop" in v, "where training stands"),
+    "optimizer_states": (lambda v: isinstance(v, list) and bool(v), "the optimiser's state"),
+}
+"""What a run continues from, beside the draft."""
+
+
+def _is_row(value: Any) -> bool:
+    numbers = isinstance(value, Mapping) and all(v is None or isinstance(v, int | float) for v in value.values())
+    return numbers and isinstance(value.get("step"), int)
+
+
 @dataclass(frozen=True)
 class Standing:
     """A checkpoint that a run can continue from."""
@@ -61,6 +80,8 @@ class Standing:
     path: Path
     step: int
     record: Record
+    rows: list[dict[str, Number]]
+    """metrics.csv up to this checkpoint."""
 
     @property
     def num_steps(self) -> int:
@@ -89,15 +110,19 @@ def find_standing(checkpoints: Path, say: Callable[[str], None]) -> Standing | N
     steps = _steps(checkpoints)
     for step in sorted(steps, reverse=True):
         try:
-            return Standing(steps[step], step, _record(read_checkpoint(steps[step])))
-        except (UsageError, KeyError) as error:
+            return _standing(steps[step], step)
+        except UsageError as error:
             say(f"{steps[step].name} is passed over: {error}")
     return None
 
 
-def _record(content: Mapping[str, Any]) -> Record:
-    told = {field.name: content.get(field.name) for field in fields(Record)}
-    return Record(**{**told, **{name: content[name] for name in ("config", "num_steps", "data_sha256")}})
+def _standing(path: Path, step: int) -> Standing:
+    content = read_checkpoint(path)
+    check_parts(content, CONTENT, path)
+    if content.get("step") != step:
+        raise UsageError(f"draft: {path}: it is of step {content.get('step')}, not of the step in its name")
+    record: dict[str, Any] = {field.name: content.get(field.name) for field in fields(Record)}
+    return Standing(path, step, Record(**record), content["rows"])
 
 
 def refuse_changes(standing: Standing, config: FitConfig, say: Callable[[str], None]) -> None:

@@ -1,14 +1,14 @@
-"""The files that stand for checkpoints of a run: best.json and last.ckpt. Knows nothing of training."""
+"""The files that can be made anew from checkpoints: best.json, last.ckpt, the tables. Knows nothing of training."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from distill.drafts.load import BEST_FILE
 from distill.runs import write_json_atomic
-from distill.training.history import Number, Table
-from distill.training.resume import checkpoint_name
+from distill.training.history import METRICS_FILE, DamagedTable, Number, Table, metrics_table, steps_table
+from distill.training.resume import Standing, checkpoint_name
 
 LAST_FILE = "last.ckpt"
 
@@ -49,19 +49,33 @@ def link_last(checkpoints: Path, name: str) -> None:
     link.replace(checkpoints / LAST_FILE)
 
 
-def finish_writing(folder: Path, table: Table, newest: Path) -> list[str]:
-    """Do what a kill left undone after checkpoint `newest` was in its place; the names of the files made."""
-    made = []
+def finish_writing(folder: Path, standing: Standing) -> list[str]:
+    """Do what a kill left undone after the last checkpoint was in its place; the names of the files made."""
+    newest, table = standing.path, metrics_table(folder)
+    made = [METRICS_FILE] if table.restore(standing.rows) else []
     if (folder / "checkpoints" / LAST_FILE).resolve() != newest.resolve():
         link_last(newest.parent, newest.name)
         made.append(LAST_FILE)
-    if table.rows() and write_best(folder, table):
+    if write_best(folder, table):
         made.append(BEST_FILE)
     return made
 
 
+def cut_tables(folder: Path, standing: Standing | None, say: Callable[[str], None]) -> None:
+    """Take the tables back to where the run stands; what is lost or damaged is made anew, and told."""
+    metrics = metrics_table(folder)
+    if standing is not None and metrics.restore(standing.rows):
+        say(f"{metrics.path}: it was lost or damaged and is made anew from {standing.path.name}")
+    for table in (metrics, steps_table(folder)):
+        try:
+            table.cut(-1 if standing is None else standing.step)
+        except DamagedTable as error:
+            say(f"{error}; it is started anew")
+            table.path.unlink()
+    write_best(folder, metrics)
+
+
 def clear_leftovers(checkpoints: Path) -> None:
-    """Make the folder, and remove what a kill left half written in it."""
-    checkpoints.mkdir(parents=True, exist_ok=True)
+    """Remove what a kill left half written in the folder, where there is one."""
     for leftover in checkpoints.glob(".*.tmp"):
         leftover.unlink()

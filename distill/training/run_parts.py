@@ -11,7 +11,7 @@ from decode.errors import UsageError
 from decode.models import LoadedModel, choose_device, load_model
 from distill.config import FitConfig
 from distill.data.examples import load_prompts
-from distill.data.isolation import require_isolation
+from distill.data.isolation import require_finite, require_isolation
 from distill.data.module import DraftDataModule
 from distill.data.rows import check_source
 from distill.data.split import Data, load_data
@@ -42,6 +42,8 @@ def load_parts(config: FitConfig) -> Parts:
     target = load_model(config.target, model, role="target")
     trained_in: DTypeName = "float64" if config.model.dtype == "float64" else "float32"
     draft = load_draft(config.draft, target, replace(model, dtype=trained_in))
+    require_finite(target.model, "target")
+    require_finite(draft.model, "draft")
     if config.data.packing:
         require_isolation(draft.model, "draft")
         if config.teacher.kind == "online":

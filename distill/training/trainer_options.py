@@ -1,11 +1,15 @@
 """What `trainer:` may say: options passed on to lightning's Trainer, and refusals that name the right key instead."""
 
 import difflib
+import re
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from lightning import Trainer
+from lightning.fabric.plugins.precision import precision as lightning_precision
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -14,22 +18,52 @@ from decode.config import ModelConfig
 from decode.errors import UsageError, require
 from decode.models import choose_device
 
-PASSED_ON = (
-    "benchmark",
-    "detect_anomaly",
-    "deterministic",
-    "devices",
-    "enable_model_summary",
-    "enable_progress_bar",
-    "gradient_clip_algorithm",
-    "log_every_n_steps",
-    "logger",
-    "max_time",
-    "num_nodes",
-    "precision",
-    "profiler",
-    "strategy",
-)
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
+PRECISIONS: tuple[str, ...] = get_args(lightning_precision._PRECISION_INPUT_STR)
+OTHER_NAMES = (*get_args(lightning_precision._PRECISION_INPUT_STR_ALIAS), 64, 32, 16)
+PROFILERS = ("simple", "advanced", "pytorch")
+
+
+def _is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and not _is_switch(value) and value >= least
+
+
+def _are_devices(value: Any) -> bool:
+    if not isinstance(value, list):
+        return value == "auto" or _is_count(value)
+    return all(_is_count(number, 0) for number in value) and len(set(value)) == len(value) > 0
+
+
+def _is_duration(value: Any) -> bool:
+    if value is None or isinstance(value, str):
+        return value is None or re.fullmatch(r"\d{1,6}:\d\d:\d\d:\d\d", value.strip()) is not None
+    try:
+        return isinstance(value, dict) and len(value) > 0 and timedelta(**value) >= timedelta(0)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+# Options of lightning's Trainer: a test of the value, and what is legal.
+PASSED_ON: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "benchmark": (lambda v: v is None or _is_switch(v), "true, false or null"),
+    "detect_anomaly": (_is_switch, "true or false"),
+    "deterministic": (lambda v: v is None or v == "warn" or _is_switch(v), "true, false, warn or null"),
+    "devices": (_are_devices, "an integer >= 1, auto, or a list of device numbers"),
+    "enable_model_summary": (_is_switch, "true or false"),
+    "enable_progress_bar": (_is_switch, "true or false"),
+    "gradient_clip_algorithm": (lambda v: v in (None, "norm", "value"), "norm, value or null"),
+    "log_every_n_steps": (_is_count, "an integer >= 1"),
+    "logger": (lambda v: v is None or v is False or v == "tensorboard", "tensorboard, or null"),
+    "max_time": (_is_duration, "'DD:HH:MM:SS', or units of time such as {hours: 12}"),
+    "num_nodes": (_is_count, "an integer >= 1"),
+    "precision": (lambda v: v in (None, *PRECISIONS, *OTHER_NAMES), "one of " + ", ".join(PRECISIONS)),
+    "profiler": (lambda v: v in (None, *PROFILERS), ", ".join(PROFILERS) + " or null"),
+    "strategy": (lambda v: v in STRATEGIES, "one of " + ", ".join(STRATEGIES)),
+}
 OUR_KEYS = {
     "accelerator": "model.device",
     "accumulate_grad_batches": "optimizer.accumulate",
@@ -62,7 +96,6 @@ FIXED = (
     "sync_batchnorm",
     "use_distributed_sampler",
 )
-STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 LOG_EVERY_N_STEPS = 10
 
 
@@ -77,12 +110,8 @@ def check_options(options: dict[str, Any]) -> None:
             near = difflib.get_close_matches(str(name), [*PASSED_ON, *OUR_KEYS], n=1)
             hint = f"did you mean {OUR_KEYS.get(near[0], f'trainer.{near[0]}')}?" if near else f"legal: {_legal()}"
             raise UsageError(f"trainer.{name}: unknown; {hint}")
-        if name == "strategy":
-            require(value in STRATEGIES, "trainer.strategy", value, "one of " + ", ".join(STRATEGIES))
-        if name == "logger":
-            require(value in (None, False, "tensorboard"), "trainer.logger", value, "tensorboard, or null")
-    every = options.get("log_every_n_steps", LOG_EVERY_N_STEPS)
-    require(isinstance(every, int) and every >= 1, "trainer.log_every_n_steps", every, "an integer >= 1")
+        is_legal, legal = PASSED_ON[name]
+        require(is_legal(value), f"trainer.{name}", value, legal)
 
 
 def _legal() -> str:
@@ -108,7 +137,10 @@ class SegmentTimer(Timer):
 def make_trainer(
     options: dict[str, Any], model: ModelConfig, folder: Path, callbacks: list[Callback], **fixed: Any
 ) -> Trainer:
-    """A Trainer whose epochs are segments: checked options of the user's, then what a run rests on."""
+    """A Trainer whose epochs are segments: checked options of the user's, then what a run rests on.
+
+    Raises UsageError for options that do not go together, or not with this machine.
+    """
     given = {"log_every_n_steps": LOG_EVERY_N_STEPS, **device_options(model), **options}
     max_time, logger = given.pop("max_time", None), given.pop("logger", None)
     given.pop("enable_progress_bar", None)  # our own bar, over the whole run
@@ -129,7 +161,7 @@ def make_trainer(
             inference_mode=False,  # nothing that validation leaves behind may be unfit for training
             check_val_every_n_epoch=1,
         )
-    except (ValueError, TypeError, MisconfigurationException) as error:
+    except (ValueError, TypeError, AttributeError, RuntimeError, ImportError, MisconfigurationException) as error:
         raise UsageError(f"trainer: {' '.join(str(error).split())}") from error
 
 

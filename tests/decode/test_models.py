@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from decode.config import ModelConfig
 from decode.decoder import SpeculativeDecoder
-from decode.errors import UsageError
+from decode.errors import DraftsmithError, UsageError
+from decode.health import check_healthy
 from decode.models import check_pair, load_model, resolve_model_path
 from decode.session import check_rewindable
 from tests.fixtures import byte_tokenizer, loaded, tiny_gpt2, tiny_llama
@@ -118,9 +119,53 @@ def test_a_malformed_reduced_vocabulary_is_named(copy: Path, content: str) -> No
         load_model(str(copy), CONFIG, role="draft")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "JSON"),
+        ("{}", "Unrecognized model"),
+        ("[]", "config.json"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "TypeError: Field 'hidden_size' expected int"),
+        ('{"model_type": "llama", "dtype": "foo"}', "foo"),
+        ('{"model_type": 3}', "config cannot be loaded"),
+    ],
+)  # fmt: skip
+def test_a_config_that_cannot_be_is_named_in_one_line(copy: Path, content: str, reason: str) -> None:
+    (copy / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"target .*copy': its config cannot be loaded: .") as caught:
+        load_model(str(copy), CONFIG, role="target")
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"tokenizer_class": 3}'])
+def test_a_tokenizer_that_cannot_be_is_named(copy: Path, content: str) -> None:
+    (copy / "tokenizer_config.json").write_text(content)
+    (copy / "tokenizer.json").write_text(content)
+    with pytest.raises(UsageError, match=r"draft .*copy': its tokenizer cannot be loaded: .") as caught:
+        load_model(str(copy), CONFIG, role="draft")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("eos", ["x", 1.5, [1, "x"], {"a": 1}])
+def test_an_end_of_text_that_is_no_id_is_named(eos: Any) -> None:
+    model = tiny_llama(0)
+    model.generation_config.eos_token_id = eos
+    with pytest.raises(UsageError, match=r"model 'tiny': its eos_token_id is .* expected an id or a list of ids"):
+        _ = loaded(model, "tiny").eos_token_ids
+
+
+def test_weights_that_define_no_law_are_seen_by_a_forward() -> None:
+    model = tiny_llama(0)
+    check_healthy(loaded(model), "target")
+    with torch.no_grad():
+        model.lm_head.weight[5, 0] = float("nan")
+    with pytest.raises(DraftsmithError, match="draft: its logits are NaN or infinite; its weights or dtype"):
+        check_healthy(loaded(model), "draft")
+
+
 def test_an_unknown_device_is_named(saved: Path) -> None:
     for device in ("nonsense", "cuda:7"):
-        with pytest.raises(UsageError, match=f"device: '{device}'"):
+        with pytest.raises(UsageError, match=f"^model.device: '{device}'"):
             load_model(str(saved), ModelConfig(device=device), role="target")
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
 from decode.config import ModelConfig
-from decode.errors import UsageError
+from decode.errors import DraftsmithError, UsageError
 from decode.models import LoadedModel, load_model
 from distill.drafts.load import load_draft
 from distill.drafts.shapes import Shape
@@ -198,3 +198,26 @@ def test_num_parameters_counts_what_the_model_has(target: Path, draft: Path) -> 
     tensors = load_file(draft / "model.safetensors")
     body = sum(t.numel() for name, t in tensors.items() if "embed" not in name and "lm_head" not in name)
     assert Shape(32, 2).num_parameters == body
+
+
+def test_a_target_of_nan_weights_makes_no_draft(tmp_path: Path) -> None:
+    model = tiny_llama(0, vocab_size=259)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0, 0] = float("nan")
+    target = save_target(tmp_path / "t", model)
+    with pytest.raises(DraftsmithError, match="target: its logits are NaN or infinite"):
+        make_draft(target, tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+def test_an_output_that_cannot_be_made_is_refused_before_the_target_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match=r"output: .*file is no folder"):
+        make_draft(Path("no/such/target"), tmp_path / "file" / "d")
+
+
+def test_a_record_of_another_shape_is_no_draft_of_these_settings(target: Path, tmp_path: Path) -> None:
+    folder = make_draft(target, tmp_path / "d")
+    (folder / "draftsmith.json").write_text('{"made_by": "draftsmith init", "settings": [1]}')
+    with pytest.raises(UsageError, match="holds a draft made with target None"):
+        make_draft(target, folder)

@@ -157,6 +157,63 @@ def test_mistakes_are_refused_before_anything_is_written(run: Path, target: Path
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", '{"model_type": "llama", "hidden_size": "wide"}', '{"dtype": "foo"}', '{"dtype": [1]}']
+)
+def test_a_config_that_cannot_be_names_role_and_folder(
+    role: str, content: str, target: Path, tmp_path: Path, here: None
+) -> None:
+    other = Path(shutil.copytree(target, tmp_path / "other"))
+    settings = json.loads((other / "config.json").read_text())
+    whole = json.dumps({**settings, **json.loads(content)}) if "dtype" in content else content
+    (other / "config.json").write_text(whole)
+    folders = {"target": str(target), "draft": str(target), role: str(other)}
+    with pytest.raises(UsageError, match=rf"^{role} '.*other': .*config") as caught:
+        export(ExportConfig(folders["draft"], folders["target"], str(tmp_path / "out")))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "3"])
+def test_generation_settings_of_the_target_that_cannot_be_are_named(target: Path, tmp_path: Path, content: str) -> None:
+    other = Path(shutil.copytree(target, tmp_path / "other"))
+    (other / "generation_config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"target '.*other': its generation_config.json cannot be read"):
+        export(ExportConfig(str(target), str(other), str(tmp_path / "out")))
+
+
+def test_a_record_of_another_shape_is_left_aside(target: Path, tmp_path: Path, here: None) -> None:
+    draft = Path(shutil.copytree(target, tmp_path / "draft"))
+    wrong = {"step": "x", "metrics": [1], "num_assistant_tokens": "many", "loss_temperature": {}}
+    (draft / "draftsmith.json").write_text(json.dumps(wrong))
+    output = export(ExportConfig(str(draft), str(target), str(tmp_path / "out")))
+    assert json.loads((output / "generation_config.json").read_text())["num_assistant_tokens"] == 3
+
+
+def test_a_draft_of_nan_weights_is_blamed_itself(run: Path, target: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copytree(run, tmp_path / "run")) / "checkpoints" / "step-000700.ckpt"
+    content = torch.load(file, weights_only=True)
+    content["state_dict"]["draft.model.norm.weight"][3] = float("nan")
+    torch.save(content, file)
+    with pytest.raises(DraftsmithError, match=r"^draft: its logits are NaN or infinite"):
+        export(ExportConfig(str(file), str(target), str(tmp_path / "out")))
+
+
+def test_weights_too_large_for_a_type_are_refused_by_it(target: Path, tmp_path: Path) -> None:
+    model = tiny_llama(1, vocab_size=VOCAB)
+    with torch.no_grad():
+        model.lm_head.weight[3, 3] = 1e5
+    draft = save_target(tmp_path / "draft", model)
+    with pytest.raises(UsageError, match=r"^dtype: 'float16' is not legal"):
+        export(ExportConfig(str(draft), str(target), str(tmp_path / "out"), dtype="float16"))
+
+
+def test_an_output_below_a_file_is_refused_at_once(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match=r"output: .* cannot be written: .*file is no folder"):
+        export(ExportConfig("no/such/draft", str(target), str(tmp_path / "file" / "out")))
+
+
 def test_a_mistyped_hub_id_is_refused_at_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decode.models.hub_is_reachable", lambda: False)
     config = ExportConfig(str(run), "no-such-owner/no-such-model", str(tmp_path / "out"))

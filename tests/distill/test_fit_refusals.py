@@ -160,7 +160,7 @@ MISTAKES = {
     "callbacks": ("trainer.callbacks: is fixed",),
     "strategy": ("trainer.strategy: 'x'", "ddp"),
     "logger": ("trainer.logger: 'x'", "tensorboard"),
-    "precision": ("trainer: ", "'x'"),
+    "precision": ("trainer.precision: 'x'", "bf16-mixed"),
     "log_every_n_steps": ("trainer.log_every_n_steps: 'x'",),
 }
 

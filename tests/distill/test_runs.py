@@ -1,12 +1,8 @@
-"""A run's folder: atomic writes, its record, and its lock."""
+"""What a run leaves to tell how it was made, and atomic writes."""
 
-import fcntl
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,9 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
-from decode.errors import UsageError
 from distill.config import DataConfig, FitConfig, OptimizerConfig
-from distill.runs import config_yaml, plain, record_run, run_folder, versions, write_json_atomic, write_text_atomic
+from distill.runs import config_yaml, plain, record_run, versions, write_json_atomic, write_text_atomic
 
 CONFIG = FitConfig("t", "d", "o", DataConfig(["a.jsonl"]), max_steps=3, trainer={"precision": "16-mixed"})
 
@@ -105,51 +100,3 @@ def test_a_package_that_is_not_there_is_recorded_as_such(monkeypatch: pytest.Mon
 def test_floats_survive_yaml() -> None:
     config = OptimizerConfig(learning_rate=1e-05, weight_decay=2e-3)
     assert yaml.safe_load(config_yaml(config))["learning_rate"] == 1e-05
-
-
-def test_a_folder_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
-    with run_folder(tmp_path / "run") as folder:
-        assert folder == tmp_path / "run"
-        with pytest.raises(UsageError, match=f"in use by another run \\(process {os.getpid()}\\)"), run_folder(folder):
-            pass
-    with run_folder(tmp_path / "run"):
-        pass
-
-
-def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
-    code = "import sys\nfrom distill.runs import run_folder\n"
-    code += "with run_folder(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdin and holder.stdout
-    with holder, holder.stdin, holder.stdout:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=f"process {holder.pid}"), run_folder(tmp_path):
-            pass
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
-        with run_folder(tmp_path):
-            pass
-
-
-def test_an_exception_frees_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), run_folder(tmp_path):
-        raise KeyboardInterrupt
-    with (tmp_path / ".lock").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
-def test_another_rank_of_the_same_run_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    with run_folder(tmp_path):
-        monkeypatch.setenv(variable, "1")
-        with run_folder(tmp_path) as folder:
-            assert folder == tmp_path
-
-
-@pytest.mark.parametrize("output", ["file", "file/run"])
-def test_a_folder_that_cannot_be_is_refused(tmp_path: Path, output: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"output: .*expected a folder"), run_folder(tmp_path / output):
-        pass
