@@ -7,39 +7,13 @@ import torch
 
 from decode.config import ModelConfig
 from decode.errors import UsageError
-from decode.models import LoadedModel, load_model
+from decode.models import LoadedModel
 from distill.drafts.load import best_checkpoint, checkpoints_of, load_draft
 from distill.drafts.shapes import Shape
-from tests.draft_files import make_draft, save_target, strong, write_checkpoint, write_rows
+from tests.draft_files import strong, write_checkpoint
 from tests.fixtures import byte_tokenizer
 
 CONFIG = ModelConfig(device="cpu", backend="eager")
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_target(tmp_path_factory.mktemp("target") / "t")
-
-
-@pytest.fixture(scope="module")
-def loaded_target(target: Path) -> LoadedModel:
-    return load_model(str(target), CONFIG, role="target")
-
-
-@pytest.fixture(scope="module")
-def rows(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    return write_rows(file, byte_tokenizer(), ["The fox sat.", "A fox ran far.", "Far hills."])
-
-
-@pytest.fixture(scope="module")
-def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_draft(target, tmp_path_factory.mktemp("draft") / "d")
-
-
-@pytest.fixture(scope="module")
-def reduced(target: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_draft(target, tmp_path_factory.mktemp("reduced") / "d", draft_vocab_size=20, data=str(rows))
 
 
 @pytest.mark.parametrize("folder", ["draft", "reduced"])

@@ -21,32 +21,6 @@ from tests.fixtures import byte_tokenizer, tiny_gpt2, tiny_llama
 CONFIG = ModelConfig(device="cpu", backend="eager")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_target(tmp_path_factory.mktemp("target") / "t")
-
-
-@pytest.fixture(scope="module")
-def loaded_target(target: Path) -> LoadedModel:
-    return load_model(str(target), CONFIG, role="target")
-
-
-@pytest.fixture(scope="module")
-def rows(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    return write_rows(file, byte_tokenizer(), ["The fox sat.", "A fox ran far.", "Far hills."])
-
-
-@pytest.fixture(scope="module")
-def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_draft(target, tmp_path_factory.mktemp("draft") / "d")
-
-
-@pytest.fixture(scope="module")
-def reduced(target: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_draft(target, tmp_path_factory.mktemp("reduced") / "d", draft_vocab_size=20, data=str(rows))
-
-
 def test_a_draft_has_the_targets_tokenizer_vocabulary_context_and_rotary_base(target: Path, draft: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(draft), AutoTokenizer.from_pretrained(draft)
     theirs = AutoTokenizer.from_pretrained(target)

@@ -78,7 +78,8 @@ def test_x11_nothing_asks_the_network(
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    export(ExportConfig(str(run), str(target), str(tmp_path / "out")))
+    output = export(ExportConfig(str(run), str(target), str(tmp_path / "out")))
+    assert (output / "model.safetensors").is_file()
 
 
 def test_x12_training_settings_are_not_exported(run: Path, target: Path, tmp_path: Path, here: None) -> None:
