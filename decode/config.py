@@ -3,20 +3,26 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decode.errors import require
+from decode.errors import require, require_least
 
-DraftLengthName = Literal["fixed", "heuristic"]
-BackendName = Literal["auto", "eager", "prepacked"]
+DraftLengthName = Literal["fixed", "heuristic", "confidence", "entropy", "cost_model"]
+VerifierName = Literal["auto", "token", "block"]
+BackendName = Literal["auto", "eager", "prepacked", "lean", "compiled", "cuda_graph"]
 DTypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+QuantizationName = Literal["none", "int8", "bnb-8bit", "bnb-4bit"]
 
 
 # Below it the law is a point mass to every purpose, and transformers' own fp32 division of logits nears overflow.
 SMALLEST_TEMPERATURE = 1e-6
+# Tokens drafted per round where none are stated: by a fixed length, and at most by a policy that chooses.
+FIXED_LENGTH = 3
+LONGEST_DRAFT = 8
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How logits become probabilities. Order of the filters: temperature, top-k, top-p, min-p (as transformers)."""
+    """How logits become probabilities, in transformers' order: penalties and bans, then temperature, top-k, top-p,
+    min-p, typical-p."""
 
     temperature: float = 0.0
     """0 is greedy: all mass on the argmax. So is whatever lies below 1e-6."""
@@ -26,12 +32,42 @@ class SamplingConfig:
     """Keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all."""
     min_p: float = 0.0
     """Drop tokens less likely than this fraction of the likeliest; 0 drops none."""
+    typical_p: float = 1.0
+    """Keep the tokens whose surprise is nearest the law's entropy until their mass reaches this; 1 keeps all."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens already in prompt or text are divided by it where positive, else multiplied; 1 is none."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time it occurs in the text so far, the prompt apart."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of every token that occurs in the text so far, the prompt apart."""
+    no_repeat_ngram_size: int = 0
+    """No run of this many tokens occurs twice in prompt and text; 0 allows all."""
+    bad_words_ids: list[list[int]] = field(default_factory=list)
+    """Runs of token ids that are never completed."""
+    logit_bias: dict[str, float] = field(default_factory=dict)
+    """Token id (a number as text, as in JSON) to what is added to its logit."""
+    allowed_ids: list[int] = field(default_factory=list)
+    """Only these token ids may be produced; empty allows all."""
+    min_new_tokens: int = 0
+    """No end-of-text id before this many new tokens."""
 
     def __post_init__(self) -> None:
         require(0 <= self.temperature < float("inf"), "temperature", self.temperature, "a finite number >= 0")
-        require(self.top_k >= 0, "top_k", self.top_k, "an integer >= 0 (0 keeps all)")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
+        require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "a number in (0, 1]")
+        penalty = self.repetition_penalty
+        require(0 < penalty < float("inf"), "repetition_penalty", penalty, "a finite number > 0 (1 is none)")
+        for key in ("frequency_penalty", "presence_penalty"):
+            require(abs(getattr(self, key)) < float("inf"), key, getattr(self, key), "a finite number")
+        require_least(self, top_k=0, no_repeat_ngram_size=0, min_new_tokens=0)
+        for key in self.logit_bias:
+            require(str(key).isdecimal(), "logit_bias", key, "token ids as keys")
+        for bias in self.logit_bias.values():
+            require(abs(bias) < float("inf"), "logit_bias", bias, "finite numbers (a token is banned by bad_words_ids)")
+        for run in self.bad_words_ids:
+            require(len(run) > 0 and min(run) >= 0, "bad_words_ids", run, "runs of at least one token id >= 0")
+        require(min(self.allowed_ids, default=0) >= 0, "allowed_ids", self.allowed_ids, "token ids >= 0")
 
     @property
     def greedy(self) -> bool:
@@ -42,21 +78,54 @@ class SamplingConfig:
 class DecodeConfig:
     """One decoding call."""
 
-    max_new_tokens: int = 128
-    num_speculative_tokens: int = 3
-    """Tokens drafted per round; with a draft length policy, the most that a round may draft. 0 is plain decoding."""
-    draft_length: DraftLengthName = "fixed"
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    max_new_tokens: int | None = 128
+    """null: until the target's context is full."""
+    num_speculative_tokens: int | None = None
+    """Tokens drafted per round; where draft_length chooses, the most that a round may draft; 0 is plain decoding.
+    null: 3 for fixed, 8 for the others."""
+    draft_length: DraftLengthName = "cost_model"
+    """fixed; heuristic: as transformers; confidence, entropy: stop where the draft is unsure; cost_model: what the
+    measured costs and the acceptance so far make fastest, plain decoding where that is fastest."""
+    draft_threshold: float | None = None
+    """confidence: stop where the draft's likeliest token is less likely than this (null: 0.4); entropy: stop where
+    the lower bound on acceptance is below this (null: 0.2)."""
+    verifier: VerifierName = "auto"
+    """auto: the block rule for sampled drafts, the token rule for greedy ones."""
+    sampling: SamplingConfig | None = None
+    """null: as the target's own generation config says, which for most models is greedy."""
     draft_sampling: SamplingConfig | None = None
-    """How the draft's tokens are drawn; none: as the target's. Any choice leaves the output law unchanged."""
+    """How the draft's tokens are drawn; null: as the target's. Any choice leaves the output law unchanged."""
+    stop_strings: list[str] = field(default_factory=list)
+    """A text ends with the token that completes any of these."""
+    eos_token_ids: list[int] | None = None
+    """Ids that end a text; null: the target's own; an empty list: none."""
     seed: int | None = None
-    """None draws a fresh seed for each call; ignored by greedy decoding."""
+    """null draws a fresh seed for each call; ignored by greedy decoding."""
+    batch_size: int = 1
+    """Prompts decoded together."""
+    log_probs: bool = False
+    """Report each new token's log-probability under the target, before penalties, temperature and filters."""
 
     def __post_init__(self) -> None:
-        require(self.max_new_tokens >= 0, "max_new_tokens", self.max_new_tokens, "an integer >= 0")
+        tokens = self.max_new_tokens
+        require(tokens is None or 0 <= tokens < 2**31, "max_new_tokens", tokens, "an integer >= 0, or null")
         k = self.num_speculative_tokens
-        require(0 <= k <= 64, "num_speculative_tokens", k, "an integer from 0 (plain decoding) to 64")
+        require(k is None or 0 <= k <= 64, "num_speculative_tokens", k, "an integer from 0 (plain decoding) to 64")
+        threshold, by_threshold = self.draft_threshold, self.draft_length in ("confidence", "entropy")
+        require(threshold is None or 0 <= threshold <= 1, "draft_threshold", threshold, "a number in [0, 1]")
+        require(threshold is None or by_threshold, "draft_threshold", threshold, "null, unless draft_length is "
+                "confidence or entropy")  # fmt: skip
         require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0, or null")
+        require(min(self.eos_token_ids or [0]) >= 0, "eos_token_ids", self.eos_token_ids, "token ids >= 0, or null")
+        require(all(self.stop_strings), "stop_strings", self.stop_strings, "strings that are not empty")
+        require_least(self, batch_size=1)
+
+    @property
+    def most_drafted(self) -> int:
+        """The most tokens that a round may draft."""
+        if self.num_speculative_tokens is None:
+            return FIXED_LENGTH if self.draft_length == "fixed" else LONGEST_DRAFT
+        return self.num_speculative_tokens
 
 
 @dataclass(frozen=True)
@@ -65,9 +134,30 @@ class ModelConfig:
 
     device: str = "auto"
     """auto: CUDA when there is one, else the CPU; or a torch device such as cuda:1."""
+    draft_device: str | None = None
+    """Where the draft lies; null: where the target does."""
+    device_map: str | None = None
+    """Spread a target that is larger than one device, as accelerate does: auto, balanced, sequential."""
+    max_memory: dict[str, str] = field(default_factory=dict)
+    """With device_map: the most memory to use of each device, such as {"0": "20GiB", "cpu": "60GiB"}."""
     dtype: DTypeName = "auto"
     """auto: float32 on the CPU, the checkpoint's own type on a GPU."""
     backend: BackendName = "auto"
-    """auto: on a CPU, oneDNN-prepacked linear layers when they measure faster; else eager."""
+    """auto: the fastest by measuring, among those that can serve the model on its device."""
+    quantization: QuantizationName = "none"
+    """Weights of the target: int8 (torchao, weight-only), bnb-8bit, bnb-4bit (bitsandbytes)."""
+    draft_quantization: QuantizationName = "none"
     trust_remote_code: bool = False
     """Run code that ships with a model from the hub. Off unless asked."""
+
+    def __post_init__(self) -> None:
+        legal = (None, "auto", "balanced", "balanced_low_0", "sequential")
+        require(
+            self.device_map in legal,
+            "device_map",
+            self.device_map,
+            "auto, balanced, balanced_low_0, sequential or null",
+        )
+        require(
+            not self.max_memory or self.device_map is not None, "max_memory", self.max_memory, "{} without device_map"
+        )

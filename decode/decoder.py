@@ -1,50 +1,33 @@
 """SpeculativeDecoder: the public face of this package. Prompts in, texts and counts out."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import torch
-
+from decode.answers import Generation, StreamChunk
 from decode.backends import with_backend
 from decode.config import DecodeConfig, ModelConfig
+from decode.costs import pair_costs
 from decode.draft import Round
 from decode.draft_length import DRAFT_LENGTHS
 from decode.errors import UsageError
+from decode.generation import decode_config, sampling_of
 from decode.loop import decode_rounds
-from decode.models import LoadedModel, check_pair, load_model
+from decode.models import LoadedModel, load_model
+from decode.prepare import prepare_row
 from decode.prompts import Messages, encode_prompt
-from decode.proposers import PROPOSERS, Proposer, Setup
-from decode.session import ModelSession, check_rewindable, context_limit
-from decode.stats import Stats
-from decode.stopping import FinishReason, Stopping
-from decode.verifiers import VERIFIERS
+from decode.proposers import PROPOSERS, Setup
+from decode.row import Row
+from decode.session import check_rewindable, context_limit, new_session
+from decode.text import GrowingText
+from decode.verifiers import VERIFIERS, Verifier
+from decode.vocabulary import check_pair, pair_vocabulary
 
 Prompt = str | Messages | Sequence[int]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The answer to one prompt."""
-
-    ids: list[int]  # new tokens only, an end-of-text id included
-    text: str  # of `ids`, special tokens left out
-    finish_reason: FinishReason
-    stats: Stats
-    rounds: list[Round]
-
-
-@dataclass(frozen=True)
-class StreamChunk:
-    """What became final since the last chunk. The texts of all chunks join to the whole text."""
-
-    ids: list[int]
-    text: str
-    generation: Generation | None = None  # with the last chunk only
 
 
 class SpeculativeDecoder:
@@ -56,7 +39,9 @@ class SpeculativeDecoder:
         self._told_of_limit = False
         if draft is not None:
             check_pair(target, draft)
-            for loaded in (target, draft):
+        self.vocabulary = pair_vocabulary(target, draft)
+        for loaded in (target, draft) if draft is not None else ():
+            if loaded.forward is None:  # those of our own run over slots, where a rewind is bookkeeping
                 with _evaluating(loaded.model):
                     check_rewindable(loaded.model, loaded.name)
 
@@ -77,53 +62,70 @@ class SpeculativeDecoder:
         return cls(packed, None if small is None else with_backend(small, config.backend))
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], config: DecodeConfig | None = None, *, chat: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        config: Any = None,
+        *,
+        chat: bool = True,
+        trace: bool = False,
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Callable[..., Any]] = (),
     ) -> list[Generation]:
         """Answer each prompt: text, chat messages, or token ids. One prompt may stand alone.
 
+        `config`: a DecodeConfig, a transformers GenerationConfig, or None for the target's own settings. With `trace`
+        each answer carries its rounds. `logits_processor` and `stopping_criteria` are transformers' own kinds.
         With a seed every prompt is decoded with that seed, so an answer does not depend on its neighbours.
+        Raises UsageError for a prompt or setting that cannot be served exactly.
         """
         listed: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
-        config = config or DecodeConfig()
+        settings = self.settings(config)
+        rows = [
+            self._row(self.encode(prompt, chat=chat), settings, logits_processor, stopping_criteria)
+            for prompt in listed
+        ]
         answers = []
-        for prompt in listed:
-            ids, stopping = self._start(prompt, config, chat)
-            answers.append(self._answer(list(self._rounds(ids, config, stopping)), stopping))
+        for first in range(0, len(rows), settings.batch_size):
+            batch = rows[first : first + settings.batch_size]
+            rounds: list[list[Round]] = [[] for _ in batch]
+            for step in self._rounds(batch, settings):
+                for index, done in step:
+                    rounds[index].append(done)
+            answers += [self._answer(row, done, trace) for row, done in zip(batch, rounds, strict=True)]
         return answers
 
-    def stream(self, prompt: Prompt, config: DecodeConfig | None = None, *, chat: bool = True) -> Iterator[StreamChunk]:
-        """The answer to one prompt as it grows, a chunk per round. May be abandoned at any point."""
-        config = config or DecodeConfig()
-        ids, stopping = self._start(prompt, config, chat)
+    def stream(
+        self,
+        prompt: Prompt,
+        config: Any = None,
+        *,
+        chat: bool = True,
+        trace: bool = False,
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Callable[..., Any]] = (),
+    ) -> Iterator[StreamChunk]:
+        """The answer to one prompt as it grows, a chunk per round. May be abandoned at any point. See generate."""
+        settings = self.settings(config)
+        row = self._row(self.encode(prompt, chat=chat), settings, logits_processor, stopping_criteria)
         rounds: list[Round] = []
-        text = _GrowingText(self.target.tokenizer)
-        for done in self._rounds(ids, config, stopping):
+        text = GrowingText(self.target.tokenizer)
+        for step in self._rounds([row], settings):
+            done = step[0][1]
             rounds.append(done)
-            if stopping.reason is None:
+            if row.stopping.reason is None:
                 yield StreamChunk(done.emitted, text.extend(done.emitted))
-        answer = self._answer(rounds, stopping)
+        answer = self._answer(row, rounds, trace)
         yield StreamChunk(rounds[-1].emitted if rounds else [], text.rest_of(answer.text), answer)
 
-    def _start(self, prompt: Prompt, config: DecodeConfig, chat: bool) -> tuple[list[int], Stopping]:
-        ids = self.encode(prompt, chat=chat)
-        budget = self._budget(len(ids), config)
-        self._tell_of_draft_limit(len(ids) + budget)
-        return ids, Stopping(budget, self.target.eos_token_ids)
-
-    def _answer(self, rounds: list[Round], stopping: Stopping) -> Generation:
-        assert stopping.reason is not None
-        ids = [token for done in rounds for token in done.emitted]
-        tokenizer = self.target.tokenizer
-        text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
-        return Generation(ids, text, stopping.reason, Stats.of(rounds), rounds)
-
-    def _tell_of_draft_limit(self, length: int) -> None:
-        if self.draft is None or self._told_of_limit:
-            return
-        limit = context_limit(self.draft.model)
-        if length > limit:
-            self._told_of_limit = True
-            _log.warning("draft %r sees %d tokens; beyond them decoding goes on without it", self.draft.name, limit)
+    def settings(self, config: Any = None) -> DecodeConfig:
+        """`config` as a DecodeConfig that leaves nothing to the target's own settings."""
+        if config is None:
+            config = DecodeConfig()
+        elif not isinstance(config, DecodeConfig):
+            config = decode_config(config, self.target.model.generation_config)
+        if config.sampling is None:
+            config = replace(config, sampling=sampling_of(self.target.model.generation_config))
+        return config
 
     def encode(self, prompt: Prompt, *, chat: bool = True) -> list[int]:
         """Token ids of a prompt. Raises UsageError for an empty one, an unknown id, or a missing tokenizer."""
@@ -135,67 +137,59 @@ class SpeculativeDecoder:
             ids = encode_prompt(self.target.tokenizer, prompt, chat)  # type: ignore[arg-type]
         if not ids:
             raise UsageError("prompt: it is empty; expected at least one token")
-        wrong = next((i for i in ids if not 0 <= i < self.target.vocab_size), None)
+        wrong = next((i for i in ids if not 0 <= i < self.vocabulary.size), None)
         if wrong is not None:
-            raise UsageError(f"prompt: token id {wrong} is outside the vocabulary of {self.target.vocab_size}")
+            raise UsageError(f"prompt: token id {wrong} is outside the vocabulary of {self.vocabulary.size}")
         return ids
 
-    def _budget(self, prompt_length: int, config: DecodeConfig) -> int:
-        capacity = context_limit(self.target.model)
-        if prompt_length >= capacity:
-            raise UsageError(f"prompt: it has {prompt_length} tokens; the target's context holds {capacity}")
-        return min(config.max_new_tokens, capacity - prompt_length)
+    def _answer(self, row: Row, rounds: list[Round], trace: bool) -> Generation:
+        assert row.stopping.reason is not None
+        ids = [token for done in rounds for token in done.emitted]
+        tokenizer = self.target.tokenizer
+        text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
+        return Generation.of(rounds, row.stopping.reason, text, trace=trace)
 
-    def _rounds(self, ids: list[int], config: DecodeConfig, stopping: Stopping) -> Iterator[Round]:
-        device = self.target.device
-        generator = torch.Generator(device)
-        _ = generator.seed() if config.seed is None else generator.manual_seed(config.seed)
+    def _row(self, ids: list[int], config: DecodeConfig, processors: Sequence[Any], criteria: Sequence[Any]) -> Row:
+        costs = None
+        if DRAFT_LENGTHS[config.draft_length].needs_costs and self.draft is not None and config.most_drafted:
+            with self._evaluating_both():
+                costs = pair_costs(self.target, self.draft, config.most_drafted)
+        row = prepare_row(self.target, self.draft, self.vocabulary, ids, config, costs, processors, criteria)
+        self._tell_of_draft_limit(row.length + row.stopping.room)
+        return row
+
+    def _tell_of_draft_limit(self, length: int) -> None:
+        if self.draft is None or self._told_of_limit:
+            return
+        limit = context_limit(self.draft.model)
+        if length > limit:
+            self._told_of_limit = True
+            _log.warning("draft %r sees %d tokens; beyond them decoding goes on without it", self.draft.name, limit)
+
+    @contextmanager
+    def _evaluating_both(self) -> Iterator[None]:
         with ExitStack() as stack:
             for loaded in filter(None, (self.target, self.draft)):
                 stack.enter_context(_evaluating(loaded.model))
+            yield
+
+    def _rounds(self, rows: list[Row], config: DecodeConfig) -> Iterator[list[tuple[int, Round]]]:
+        longest = max(row.length + row.stopping.room for row in rows) + config.most_drafted
+        drafting = self.draft is not None and config.most_drafted > 0
+        session = new_session(self.draft, len(rows), longest) if drafting and self.draft is not None else None
+        with self._evaluating_both():
             yield from decode_rounds(
-                torch.tensor([ids], device=device),
-                ModelSession(self.target.model),
-                self._proposer(config, generator),
-                VERIFIERS["token"],
-                DRAFT_LENGTHS[config.draft_length](config.num_speculative_tokens),
-                config.sampling,
-                stopping,
-                generator,
+                rows,
+                new_session(self.target, len(rows), longest),
+                PROPOSERS["draft_model" if drafting else "none"](Setup(session, self.vocabulary.size)),
+                self._verifier(config),
             )
 
-    def _proposer(self, config: DecodeConfig, generator: torch.Generator) -> Proposer:
-        draft = self.draft if config.num_speculative_tokens else None
-        setup = Setup(
-            session=None if draft is None else ModelSession(draft.model),
-            sampling=config.draft_sampling or config.sampling,
-            vocab_size=self.target.vocab_size,
-            vocab_ids=None if draft is None else draft.vocab_ids,
-            generator=generator,
-        )
-        return PROPOSERS["none" if draft is None else "draft_model"](setup)
-
-
-class _GrowingText:
-    """Decodes a growing list of ids; holds back a tail that may be half a character."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0  # characters
-
-    def extend(self, ids: Sequence[int]) -> str:
-        """What `ids` add to the text that can still be shown when more follows."""
-        self._ids.extend(ids)
-        if self._tokenizer is None:
-            return ""
-        return self.rest_of(self._tokenizer.decode(self._ids, skip_special_tokens=True).rstrip("\ufffd"))
-
-    def rest_of(self, text: str) -> str:
-        """The part of `text` that was not shown yet."""
-        fresh = text[self._shown :]
-        self._shown += len(fresh)
-        return fresh
+    def _verifier(self, config: DecodeConfig) -> Verifier:
+        if config.verifier != "auto":
+            return VERIFIERS[config.verifier]
+        sampling = config.draft_sampling or config.sampling
+        return VERIFIERS["token" if sampling is None or sampling.greedy else "block"]
 
 
 def _is_single(prompts: Any) -> bool:

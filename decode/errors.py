@@ -27,9 +27,9 @@ def first_line(error: Exception) -> str:
     return " ".join(lines[0].split() + (lines[1].split() if lines[0].rstrip().endswith(":") and lines[1:] else []))
 
 
-def unhealthy(role: str) -> DraftsmithError:
+def unhealthy(role: str, other_causes: str = "") -> DraftsmithError:
     """What is raised where a model's logits define no law. `role` is "target" or "draft"."""
-    return DraftsmithError(f"{role}: its logits are NaN or infinite; its weights or dtype are at fault")
+    return DraftsmithError(f"{role}: its logits are NaN or infinite; its weights or dtype are at fault{other_causes}")
 
 
 def require(condition: bool, key: str, value: object, legal: str) -> None:

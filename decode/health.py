@@ -7,7 +7,7 @@ from decode.models import LoadedModel
 from decode.sampling import is_healthy
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def check_healthy(loaded: LoadedModel, role: str) -> None:
     """Feed two tokens. Raises DraftsmithError when a logit of either is NaN or the largest infinite.
 

@@ -1,62 +1,119 @@
-"""The speculative loop: propose, score, verify, commit."""
+"""The speculative loop: propose, score, verify, commit. All rows of a batch take each step together."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from decode.config import SamplingConfig
 from decode.draft import Draft, Round, Verdict
-from decode.draft_length import DraftLength
 from decode.errors import unhealthy
+from decode.laws import Law
 from decode.proposers import Proposer
-from decode.sampling import is_healthy, probabilities
+from decode.row import Row
 from decode.session import Session
-from decode.stopping import Stopping
 from decode.verifiers import Verifier
 
 
 @torch.inference_mode()
 def decode_rounds(
-    prompt: Tensor,  # [1, n] on the target's device
-    target: Session,
-    proposer: Proposer,
-    verify: Verifier,
-    draft_length: DraftLength,
-    sampling: SamplingConfig,
-    stopping: Stopping,
-    generator: torch.Generator,
-) -> Iterator[Round]:
-    """Rounds until `stopping` has a reason. The first round also reads the prompt, and already verifies a draft.
+    rows: Sequence[Row], target: Session, proposer: Proposer, verify: Verifier
+) -> Iterator[list[tuple[int, Round]]]:
+    """Rounds until every row's stopping has a reason: what was done for each live row, by its index in `rows`.
 
+    The first round also reads the prompts, and already verifies drafts. A row that ends leaves the batch.
     Raises DraftsmithError when the target or the draft yields NaN or infinite logits.
     """
-    context = prompt
-    while stopping.reason is None:
-        length = context.shape[1]
-        draft = proposer.propose(context, min(draft_length.limit(), stopping.room - 1))
-        scored = torch.cat([context, draft.tokens.unsqueeze(0)], dim=1)
-        logits = target.extend(scored, keep=draft.width + 1)
-        verdict = verify(draft, probabilities(logits, sampling), generator)
-        drafted, accepted, next_token = _read(draft, verdict, is_healthy(logits))
-        emitted = stopping.cut([*drafted[:accepted], next_token])
-        kept = min(accepted, len(emitted))
-        target.rewind(length + kept)
-        proposer.rewind(length + kept)
-        draft_length.update(draft.width, kept)
-        context = torch.cat([context, context.new_tensor([emitted])], dim=1)
-        ended_inside = kept == len(emitted)
-        yield Round(length, drafted[:kept] if ended_inside else drafted, kept, emitted)
+    live = _keep_unfinished(rows, list(range(len(rows))), target, proposer)
+    while live:
+        current = [rows[index] for index in live]
+        started = time.perf_counter()
+        drafts = proposer.propose(current)
+        drafted = time.perf_counter()
+        contexts = [row.context(draft.width) for row, draft in zip(current, drafts, strict=True)]
+        logits = target.extend(contexts, [draft.width + 1 for draft in drafts])
+        scored = time.perf_counter()
+        laws = [
+            row.target_sampler.law(own, row.tokens, len(context))
+            for row, own, context in zip(current, logits, contexts, strict=True)
+        ]
+        verdicts = [verify(draft, law, row.generator) for row, draft, law in zip(current, drafts, laws, strict=True)]
+        decided = _read(current, drafts, verdicts, laws)
+        seconds = (drafted - started, scored - drafted)
+        done = [_commit(row, *what, own, seconds) for row, what, own in zip(current, decided, logits, strict=True)]
+        lengths = [round_.context_length + round_.num_accepted for round_ in done]
+        target.rewind(lengths)
+        proposer.rewind(lengths)
+        yield list(zip(live, done, strict=True))
+        live = _keep_unfinished(rows, live, target, proposer)
 
 
-def _read(draft: Draft, verdict: Verdict, healthy: Tensor) -> tuple[list[int], int, int]:
-    """The round's one read from the device: drafted tokens, how many are accepted, the token after them."""
-    draft_healthy = torch.ones_like(healthy) if draft.healthy is None else draft.healthy
-    flags = [verdict.num_accepted, verdict.next_token, healthy, draft_healthy]
-    *drafted, accepted, next_token, target_ok, draft_ok = torch.cat(
-        [draft.tokens, torch.stack([flag.to(torch.int64) for flag in flags])]
-    ).tolist()
-    for ok, role in ((target_ok, "target"), (draft_ok, "draft")):
-        if not ok:
-            raise unhealthy(role)
-    return drafted, accepted, next_token
+def _keep_unfinished(rows: Sequence[Row], live: list[int], target: Session, proposer: Proposer) -> list[int]:
+    stay = [place for place, index in enumerate(live) if rows[index].stopping.reason is None]
+    if stay and len(stay) < len(live):
+        target.keep_rows(stay)
+        proposer.keep_rows(stay)
+    return [live[place] for place in stay]
+
+
+def _commit(
+    row: Row, drafted: list[int], num_accepted: int, next_token: int, logits: Tensor, seconds: tuple[float, float]
+) -> Round:
+    """Make of a verdict what the row's stopping lets through."""
+    length = row.length
+    emitted = row.stopping.cut([*drafted[:num_accepted], next_token])
+    kept = min(num_accepted, len(emitted))
+    row.commit(emitted, kept)
+    row.draft_length.update(len(drafted), kept)
+    log_probs = _log_probs(logits, row.context()[length:]) if row.log_probs else None
+    if kept == len(emitted):  # the text ended inside the block, and nothing was decided on the rest of it
+        drafted = drafted[:kept]
+    return Round(length, drafted, kept, emitted, *seconds, log_probs)
+
+
+def _log_probs(logits: Tensor, emitted: Tensor) -> list[float]:
+    scores = logits[: len(emitted)].to(torch.promote_types(logits.dtype, torch.float32))
+    return scores.log_softmax(-1).gather(-1, emitted.unsqueeze(-1)).squeeze(-1).tolist()
+
+
+Decision = tuple[list[int], int, int]  # drafted tokens, how many are accepted, the token after them
+
+
+def _read(
+    rows: Sequence[Row], drafts: Sequence[Draft], verdicts: Sequence[Verdict], laws: Sequence[Law]
+) -> list[Decision]:
+    """What was decided on each row: the round's one read from the device."""
+    read = _read_each if verdicts[0].num_accepted.device.type == "cpu" else _read_together
+    decisions, healthy = read(drafts, verdicts, laws)
+    if not all(healthy):
+        at = healthy.index(False)
+        bans = rows[at // 2].target_sampler.processors is not None
+        raise unhealthy("draft" if at % 2 else "target", ", or settings that ban every token" if bans else "")
+    return decisions
+
+
+def _read_each(
+    drafts: Sequence[Draft], verdicts: Sequence[Verdict], laws: Sequence[Law]
+) -> tuple[list[Decision], list[bool]]:
+    """The decisions, and of each row whether the target's and the draft's logits defined laws."""
+    decisions = [
+        (draft.tokens.tolist(), int(verdict.num_accepted), int(verdict.next_token))
+        for draft, verdict in zip(drafts, verdicts, strict=True)
+    ]
+    return decisions, [bool(flag) for flag in _health(drafts, laws)]
+
+
+def _read_together(
+    drafts: Sequence[Draft], verdicts: Sequence[Verdict], laws: Sequence[Law]
+) -> tuple[list[Decision], list[bool]]:
+    """The same; from a GPU each read costs a wait, so all that is to be read is joined."""
+    single = [value for verdict in verdicts for value in (verdict.num_accepted, verdict.next_token)]
+    single += [torch.as_tensor(flag, device=single[0].device).to(torch.int64) for flag in _health(drafts, laws)]
+    values = iter(torch.cat([*(draft.tokens for draft in drafts), torch.stack(single)]).tolist())
+    drafted = [[next(values) for _ in range(draft.width)] for draft in drafts]
+    return [(tokens, next(values), next(values)) for tokens in drafted], [bool(flag) for flag in values]
+
+
+def _health(drafts: Sequence[Draft], laws: Sequence[Law]) -> list[Tensor | bool]:
+    flags = [flag for law, draft in zip(laws, drafts, strict=True) for flag in (law.healthy, draft.healthy)]
+    return [True if flag is None else flag for flag in flags]

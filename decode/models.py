@@ -1,4 +1,4 @@
-"""Loads models and checks that a pair fits: device, dtype, strict weights, tokenizer and vocabulary agreement."""
+"""Loads models: where they lie, device, dtype, strict weights, tokenizer, reduced vocabulary."""
 
 import json
 import os
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from decode.config import ModelConfig
 from decode.embedded import EMBEDDED, materialise
-from decode.errors import IncompatiblePair, UsageError, first_line
+from decode.errors import UsageError, first_line
 from decode.hub import hub_is_reachable
+from decode.model_facts import input_device
+from decode.storage import storage_options
 
 DRAFT_VOCAB_FILE = "draft_vocab.json"
 
@@ -27,6 +29,7 @@ class LoadedModel:
     name: str
     vocab_ids: Tensor | None = None  # [N] int64, ascending: the ids that the rows of a narrowed head stand for
     backend: str = "eager"
+    forward: Any = None  # a decode.backends.base.Forward; None: the model's own, as a session runs it
 
     @property
     def vocab_size(self) -> int:
@@ -35,7 +38,8 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        """Where token ids go in, also where the weights lie elsewhere and are brought there when used."""
+        return input_device(self.model)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -76,16 +80,18 @@ def _embedded() -> str:
     return "an embedded name (" + ", ".join(sorted(EMBEDDED)) + ")"
 
 
-def choose_device(config: ModelConfig) -> torch.device:
-    """The device that `config` names; `auto` is CUDA when there is one."""
-    if config.device == "auto":
+def choose_device(config: ModelConfig, role: str = "target") -> torch.device:
+    """The device that `config` names for `role`; `auto` is CUDA when there is one."""
+    own = role == "draft" and config.draft_device is not None
+    key, name = ("draft_device", str(config.draft_device)) if own else ("device", config.device)
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(config.device)
+        device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"model.device: {config.device!r} cannot be used here: {reason}") from error
+        raise UsageError(f"model.{key}: {name!r} cannot be used here: {reason}") from error
     return device
 
 
@@ -96,19 +102,20 @@ def _choose_dtype(config: ModelConfig, device: torch.device) -> torch.dtype | st
 
 
 def load_model(name: str, config: ModelConfig, *, role: str) -> LoadedModel:
-    """Load `name` for inference. `role` ("target" or "draft") goes into messages.
+    """Load `name` for inference, as `config` says for its `role` ("target" or "draft").
 
     Raises UsageError when it cannot be found, is no decoder-only model, or its weights are not complete.
     """
     path = resolve_model_path(name)
-    device = choose_device(config)
+    device = choose_device(config, role)
+    storage = storage_options(config, role, device)
     settings = load_config(path, config, role=role)
     tokenizer = load_tokenizer(path, config, role=role)
-    model = _load_weights(path, settings, config, device, role)
+    model = _load_weights(path, settings, config, role, dtype=_choose_dtype(config, device), **storage)
     vocab_ids = read_draft_vocab(Path(path))
     if vocab_ids is not None:
         narrow_head(model, vocab_ids)
-    model = model.to(device).eval().requires_grad_(False)
+    model = (model if "device_map" in storage else model.to(device)).eval().requires_grad_(False)
     vocab_ids = None if vocab_ids is None else vocab_ids.to(device)
     return LoadedModel(model, tokenizer, name, vocab_ids)
 
@@ -137,16 +144,16 @@ def load_config(path: str, config: ModelConfig, *, role: str) -> Any:
     return settings
 
 
-def _load_weights(path: str, settings: Any, config: ModelConfig, device: torch.device, role: str) -> Any:
+def _load_weights(path: str, settings: Any, config: ModelConfig, role: str, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=settings,
-            dtype=_choose_dtype(config, device),
             use_safetensors=True,
             output_loading_info=True,
+            **options,
             **_source_options(path, config),
         )
     except Exception as error:  # hub, file and format errors of many kinds
@@ -207,32 +214,3 @@ def narrow_head(model: Any, vocab_ids: Tensor) -> None:
     if head.bias is not None:
         narrow.bias.copy_(head.bias[vocab_ids])
     model.set_output_embeddings(narrow)
-
-
-def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
-    """Refuse a draft whose ids do not mean what the target's mean.
-
-    Raises IncompatiblePair naming both vocabulary sizes, or the first id that differs with both strings.
-    """
-    if target.vocab_size != draft.vocab_size:
-        raise IncompatiblePair(
-            f"draft {draft.name!r} has vocab_size {draft.vocab_size}, target {target.name!r} has {target.vocab_size}; "
-            "they must be equal"
-        )
-    if target.tokenizer is None or draft.tokenizer is None:
-        return
-    ours, theirs = _strings_by_id(target.tokenizer), _strings_by_id(draft.tokenizer)
-    for index in sorted(ours.keys() | theirs.keys()) if ours != theirs else ():
-        if ours.get(index) != theirs.get(index):
-            raise IncompatiblePair(
-                f"draft {draft.name!r} has another tokenizer than target {target.name!r}: id {index} is "
-                f"{theirs.get(index)!r} in the draft and {ours.get(index)!r} in the target"
-            )
-    for special in ("bos_token_id", "eos_token_id"):
-        a, b = getattr(target.tokenizer, special, None), getattr(draft.tokenizer, special, None)
-        if a != b:
-            raise IncompatiblePair(f"draft {draft.name!r}: its tokenizer's {special} is {b}, the target's is {a}")
-
-
-def _strings_by_id(tokenizer: Any) -> dict[int, str]:
-    return {index: token for token, index in tokenizer.get_vocab().items()}

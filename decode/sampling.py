@@ -1,97 +1,183 @@
-"""From logits to probabilities to tokens. Greedy is a point mass made here, not a second algorithm."""
+"""From logits to laws to tokens. Greedy is a point mass made here, not a second algorithm."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from decode.config import SamplingConfig
+from decode.laws import Law, told
 
-# Candidates for a nucleus that are sorted first.
-FIRST_CANDIDATES = 512
+# Columns that hold what a filter keeps, as a rule. More of them cost more to find than they save behind it.
+SHORTLIST = 512
+
+# (probs [R, K], key [R, K]) -> probs [R, K], 0 where a token is dropped; whatever has a lower key goes first.
+_Rule = Callable[[Tensor, Tensor], Tensor]
 
 
-def probabilities(
-    logits: Tensor,  # [..., V] any float dtype
-    config: SamplingConfig,
-) -> Tensor:  # [..., V], fp32 (fp64 for fp64 logits)
-    """The law that a token is drawn from: temperature, top-k, top-p, min-p, in transformers' order.
+def law_of(
+    logits: Tensor,  # [R, V or N] any float dtype
+    sampling: SamplingConfig,
+    ids: Tensor | None = None,  # [N] int64 ascending: the token ids that the columns stand for; None: column = id
+) -> Law:
+    """The laws that tokens are drawn from: temperature, top-k, top-p, min-p, typical-p, in transformers' order.
 
-    At temperature 0 all mass is on the argmax, ties to the lowest id. A row with NaN yields NaN or a point mass
-    that `is_healthy` would have refused.
+    fp32, or fp64 for fp64 logits. At temperature 0 all mass is on the largest logit, ties to the lowest id. Where few
+    tokens survive the filters the law has columns for those alone, by rising id, so that a draw depends on the law and
+    not on its form. On the CPU; on a GPU to ask how many survive would cost more than whole rows do.
+
+    Rows that define no law (NaN, +inf, or nothing but -inf) make the law unhealthy; they raise nothing.
     """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if config.greedy:
-        return torch.zeros_like(scores).scatter_(-1, argmax(scores).unsqueeze(-1), 1.0)
-    # The largest score becomes 0 before the division, so that no temperature, however small, overflows.
-    scores = (scores - scores.amax(-1, keepdim=True)) / config.temperature
-    if 0 < config.top_k < scores.shape[-1]:
-        kth = scores.topk(config.top_k, dim=-1).values[..., -1:]
-        scores = scores.masked_fill(scores < kth, -math.inf)
-    if config.top_p < 1:
-        scores = _keep_nucleus(scores, config.top_p)
-    if config.min_p > 0:
-        scores = scores.masked_fill(scores < math.log(config.min_p), -math.inf)
-    return scores.softmax(-1)
+    precise = torch.promote_types(logits.dtype, torch.float32)
+    if sampling.greedy:
+        best, healthy = _largest(logits)
+        return Law.point(best if ids is None else ids[best], healthy, precise)
+    probs, columns = _top_k(logits.to(precise), sampling)
+    healthy = told((probs[:, 0] >= 0).all())  # a row that defines no law is NaN from end to end
+    if sampling.top_p < 1 or sampling.min_p > 0:
+        probs, columns = _cut(probs, columns, probs, partial(_likely, top_p=sampling.top_p, min_p=sampling.min_p))
+    if sampling.typical_p < 1:
+        probs, columns = _cut(probs, columns, _typicality(probs), partial(_typical, typical_p=sampling.typical_p))
+    if ids is not None:
+        columns = ids if columns is None else ids[columns]
+    return Law(probs, columns, healthy)
 
 
-def argmax(scores: Tensor) -> Tensor:
-    """Index of the largest score along the last axis, the lowest one among equals."""
-    return scores.max(-1).indices
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor | bool]:
+    """The column [R] of each row's largest logit, the lowest among equals, and whether all of these are finite."""
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        rows = logits.numpy()  # its argmax is six times as fast as torch's on a CPU
+        best = rows.argmax(-1)
+        return torch.from_numpy(best), all(math.isfinite(row[column]) for row, column in zip(rows, best, strict=True))
+    found = logits.max(-1)
+    return found.indices, told(found.values.isfinite().all())
 
 
-def _keep_nucleus(
-    scores: Tensor,  # [..., V]
-    top_p: float,
-) -> Tensor:
-    """Keep the likeliest tokens until their mass reaches `top_p`, the lower id first among equals; at least one.
+def _top_k(scores: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor | None]:
+    """Probabilities after temperature and top-k, and the columns of `scores` they belong to; None: all.
 
-    A sort of the whole vocabulary costs more than the model's head. So only the likeliest candidates are sorted, and
-    more of them where the nucleus reaches down to the last one. A GPU sorts all: asking it first would cost a read.
+    As transformers has it, all equals of the k-th likeliest token are kept: those need a column more than there is.
     """
-    size = scores.shape[-1]
-    log_total = scores.logsumexp(-1, keepdim=True)
-    count = min(FIRST_CANDIDATES, size) if scores.device.type == "cpu" else size
-    while True:
-        values, index = _likeliest(scores, count)
-        mass = (values - log_total).exp()
-        beyond = mass.cumsum(-1) - mass >= top_p
-        beyond[..., 0] = False
-        if count == size or bool((beyond & (values > values[..., -1:])).any(-1).all()):
-            kept = values.masked_fill(beyond, -math.inf)
-            return torch.full_like(scores, -math.inf).scatter_(-1, index, kept)
-        count = min(8 * count, size)
+    k = sampling.top_k
+    if not 0 < k < scores.shape[-1]:
+        return _soften(scores, sampling.temperature), None
+    best = scores.topk(k + 1)
+    last, next_one = best.values[:, k - 1 : k], best.values[:, k : k + 1]
+    if scores.device.type == "cpu" and (last > next_one).all():
+        columns, order = best.indices[:, :k].sort(-1)
+        return _soften(best.values[:, :k], sampling.temperature).gather(-1, order), columns
+    return _soften(scores.masked_fill(scores < last, float("-inf")), sampling.temperature), None
 
 
-def _likeliest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest scores and their ids, [..., count] each, in falling order, equals by rising id."""
-    index = scores.topk(count, sorted=False).indices.sort(-1).values
-    values, order = scores.gather(-1, index).sort(dim=-1, descending=True, stable=True)
-    return values, index.gather(-1, order)
+def _soften(scores: Tensor, temperature: float) -> Tensor:
+    return (scores if temperature == 1 else scores / temperature).softmax(-1)
+
+
+def _cut(probs: Tensor, columns: Tensor | None, key: Tensor, rule: _Rule) -> tuple[Tensor, Tensor | None]:
+    """What `rule` keeps, renormalised, and its columns."""
+    if columns is None:
+        kept, columns = _survivors(probs, key, rule, SHORTLIST)
+    else:
+        kept = rule(probs, key)
+    return kept / kept.sum(-1, keepdim=True), columns
+
+
+def _survivors(probs: Tensor, key: Tensor, rule: _Rule, count: int) -> tuple[Tensor, Tensor | None]:
+    """What `rule` keeps, in `count` columns where that is enough of them, else in all.
+
+    To sort a whole vocabulary costs more than the model's head. A rule drops tokens from the lowest key up; so where
+    it keeps nothing of the lowest key in a shortlist of the highest, it keeps nothing outside either.
+    """
+    if 8 * count > probs.shape[-1] or probs.device.type != "cpu":
+        return rule(probs, key), None
+    columns = key.topk(count, sorted=False).indices.sort(-1).values
+    short = key.gather(-1, columns)
+    kept = rule(probs.gather(-1, columns), short)
+    fits = torch.where(kept > 0, short, float("inf")).amin(-1) > short.amin(-1)
+    if fits.all():
+        return kept, columns
+    whole = _spread(probs, kept, columns)
+    more = ~fits
+    whole[more] = _spread(probs[more], *_survivors(probs[more], key[more], rule, 8 * count))
+    return whole, None
+
+
+def _spread(like: Tensor, kept: Tensor, columns: Tensor | None) -> Tensor:
+    return kept if columns is None else torch.zeros_like(like).scatter_(-1, columns, kept)
+
+
+def _likely(probs: Tensor, key: Tensor, *, top_p: float, min_p: float) -> Tensor:
+    """The likeliest tokens until their mass reaches `top_p`, the lower id first among equals, and of these all that are
+    at least `min_p` times as likely as the likeliest. `key` is `probs`."""
+    kept = probs
+    if top_p < 1:
+        values, order = probs.sort(dim=-1, descending=True, stable=True)
+        beyond = values.cumsum(-1, dtype=torch.float64) - values >= top_p
+        kept = torch.zeros_like(probs).scatter_(-1, order, values.masked_fill_(beyond, 0.0))
+    if min_p > 0:
+        kept = kept.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), 0.0)
+    return kept
+
+
+def _typicality(probs: Tensor) -> Tensor:
+    """Minus the distance of each token's surprise from the law's entropy. Source: Meister et al. 2022."""
+    entropy = torch.special.entr(probs).sum(-1, keepdim=True)
+    return -(probs.log() + entropy).abs()
+
+
+def _typical(probs: Tensor, key: Tensor, *, typical_p: float) -> Tensor:
+    """The most typical tokens until their mass reaches `typical_p`, with all equals of the last."""
+    ranked, order = key.sort(-1, descending=True)
+    mass = probs.gather(-1, order).cumsum(-1, dtype=torch.float64)
+    last = (mass < typical_p).sum(-1, keepdim=True).clamp_(max=key.shape[-1] - 1)
+    return probs.masked_fill(key < ranked.gather(-1, last), 0.0)
+
+
+def draw_from(
+    law: Law,
+    uniform: Tensor | None = None,  # [R] fp64 in [0, 1); not needed by laws of one column
+) -> Tensor:  # [R] int64
+    """One token id of each row of a law."""
+    if law.is_point:
+        return law.tokens
+    assert uniform is not None
+    return law.token_of(draw(law.probs, uniform))
 
 
 def draw(
-    weights: Tensor,  # [..., V] not negative, of any positive sum
+    weights: Tensor,  # [..., K] not negative, of any positive sum
     uniform: Tensor,  # [...] fp64 in [0, 1)
 ) -> Tensor:  # [...] int64
-    """One token a row, by inverting the distribution function; a token of weight 0 is never drawn."""
-    return draw_from_mass(running_mass(weights), uniform)
+    """One column a row, by inverting the distribution function; a column of weight 0 is never drawn."""
+    return _invert(_running_mass(weights), uniform)
 
 
-def running_mass(weights: Tensor) -> Tensor:  # [..., V] -> [..., V] fp64
-    """Running sums of weights, in fp64: in fp32 the tail of a large vocabulary would be rounding."""
+def draw_or(
+    weights: Tensor,  # [..., K] not negative
+    fallback: Tensor,  # [..., K] not negative, of any positive sum
+    uniform: Tensor,  # [...] fp64 in [0, 1)
+) -> Tensor:  # [...] int64
+    """`draw` from `weights`; from `fallback` in rows whose weights are all 0. A GPU isn't asked which those are."""
+    mass = _running_mass(weights)
+    some = mass[..., -1:] > 0
+    if mass.device.type != "cpu" or not some.all():
+        mass = torch.where(some, mass, _running_mass(fallback))
+    return _invert(mass, uniform)
+
+
+def _running_mass(weights: Tensor) -> Tensor:
+    # In fp64: in fp32 the tail of a large vocabulary would be rounding.
     return weights.cumsum(-1, dtype=torch.float64)
 
 
-def draw_from_mass(
-    mass: Tensor,  # [..., V] running sums
-    uniform: Tensor,  # [...] fp64 in [0, 1)
-) -> Tensor:  # [...] int64
-    """See draw."""
+def _invert(mass: Tensor, uniform: Tensor) -> Tensor:
     total = mass[..., -1:]
-    below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not reach past the last token
+    below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not reach past the last column
     point = torch.minimum(uniform.unsqueeze(-1) * total, below_total)
-    return torch.searchsorted(mass, point, right=True).squeeze(-1)
+    column = torch.searchsorted(mass, point, right=True).squeeze(-1)
+    return column.clamp_(max=mass.shape[-1] - 1)  # of NaN: the law says that it is unhealthy
 
 
 def draw_uniform(count: int, generator: torch.Generator) -> Tensor:

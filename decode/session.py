@@ -1,93 +1,129 @@
-"""One model and its key-value cache. The only room that touches caches.
+"""Models that remember the text so far. The only room, with dynamic_session and slots, that touches caches.
 
 A session is given the whole context and feeds the model only the suffix that it has not seen, so a round in which
 all drafted tokens were accepted, or none, needs no case of its own.
 """
 
-import inspect
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from decode.errors import UsageError
+from decode.backends.eager import TransformersForward, why_not_slots
+from decode.dynamic_session import DynamicSession, check_dynamic_rewind, chunks, new_tokens
+from decode.model_facts import context_limit as context_limit
+from decode.model_facts import input_device
+
+if TYPE_CHECKING:
+    from decode.backends.base import Forward
+    from decode.models import LoadedModel
+
+# The most tokens of a row, and of all rows together, that one forward is fed: attention scores of long prompts, and
+# hidden states of many, would else outgrow the weights.
+PREFILL_CHUNK = 512
+PREFILL_TOKENS = 4096
 
 
 class Session(Protocol):
-    """What proposers and the loop need of a model."""
+    """What proposers and the loop need of a model. Every list has one entry for each live row."""
 
-    length: int  # tokens of the context that the cache holds
     capacity: int  # the longest context that the model can see
 
-    def extend(self, context: Tensor, keep: int) -> Tensor:
-        """Logits [keep, V] at the last `keep` positions of `context` [1, n], which continues what was seen."""
+    def extend(self, contexts: Sequence[Tensor], keep: Sequence[int]) -> list[Tensor]:
+        """Logits [keep[i], V] at the last keep[i] positions of contexts[i] [n_i], on the contexts' device.
 
-    def rewind(self, length: int) -> None:
-        """Forget all tokens beyond the first `length`."""
+        A context is the whole text of a row and continues what the row has seen; at least keep[i] of its tokens are
+        new. keep[i] == 0: the row is idle, nothing of it is fed, and its logits have no rows.
+        """
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget all tokens of row i beyond the first lengths[i]; called after every round."""
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Only these rows, ascending, stay in the batch."""
 
 
-class ModelSession:
-    """A session over a transformers model with a dynamic cache; one sequence."""
+class SlotSession:
+    """See Session. All rows are run at once; a rewind is bookkeeping only."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._cache = new_cache(model)
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.length = 0
+    def __init__(self, forward: "Forward", model: Any, rows: int, length: int) -> None:
         self.capacity = context_limit(model)
+        self._forward, self._device = forward, input_device(model)
+        self._slots = forward.new_slots(rows, length)
+        self._seen = [0] * rows
 
-    def extend(self, context: Tensor, keep: int) -> Tensor:
-        """See Session. At least `keep` tokens must be new."""
-        extra = {"logits_to_keep": keep} if self._keeps else {}
-        output = self._model(
-            input_ids=context[:, self.length :], cache=self._cache, use_cache=True, return_dict=True, **extra
+    @torch.inference_mode()
+    def extend(self, contexts: Sequence[Tensor], keep: Sequence[int]) -> list[Tensor]:
+        """See Session. Rows end together: a shorter suffix begins in a later column or chunk than a longer one."""
+        if len(keep) == 1 and 0 < keep[0] <= len(contexts[0]) - self._seen[0] <= PREFILL_CHUNK:
+            return [self._feed_one(contexts[0], keep[0])]
+        unseen = [
+            new_tokens(len(context), seen, count)
+            for context, seen, count in zip(contexts, self._seen, keep, strict=True)
+        ]
+        most = max(keep)
+        logits = None
+        for left in chunks(max(unseen), max(most, min(PREFILL_CHUNK, PREFILL_TOKENS // len(keep)))):
+            fed = [max(count - left, 0) for count in unseen]
+            unseen = [count - part for count, part in zip(unseen, fed, strict=True)]
+            logits = self._feed(contexts, fed, 1 if left else most)
+        if logits is None:  # every row is idle
+            return [torch.empty(0, 0, device=contexts[0].device) for _ in keep]
+        logits = logits.to(contexts[0].device)
+        return [logits[row, most - count :] if count < most else logits[row] for row, count in enumerate(keep)]
+
+    def _feed_one(self, context: Tensor, keep: int) -> Tensor:
+        """The everyday step of a single row, with as few operations as there can be."""
+        seen, self._seen[0] = self._seen[0], len(context)
+        fed = len(context) - seen
+        width = self._forward.pad_width(fed)
+        if width > fed:
+            self._seen[0] = seen
+            return self._feed([context], [fed], keep)[0].to(context.device)
+        self._slots.aim([seen], [fed], self._device, width)
+        ids = context[None, seen:]
+        return self._forward(ids if ids.device == self._device else ids.to(self._device), self._slots, keep)[0].to(
+            context.device
         )
-        self.length = context.shape[1]
-        return output.logits[0, -keep:]
 
-    def rewind(self, length: int) -> None:
-        """See Session. Called after every round, also when nothing is to be forgotten: layers with a window then
-        drop the states that only a rewind would have needed."""
-        if self.length == 0:
-            return  # nothing was fed, and a cache that holds no state cannot be cropped
-        surplus = max(self.length - length, 0)
-        self._cache.crop(-surplus)
-        self.length -= surplus
+    def _feed(self, contexts: Sequence[Tensor], fed: list[int], keep: int) -> Tensor:
+        width = self._forward.pad_width(max(fed))
+        suffixes = [
+            context[seen : seen + count] for context, seen, count in zip(contexts, self._seen, fed, strict=True)
+        ]
+        if min(fed) == width:
+            ids = suffixes[0].unsqueeze(0) if len(fed) == 1 else torch.stack(suffixes)
+        else:
+            ids = contexts[0].new_zeros(len(fed), width)
+            for row, suffix in zip(ids, suffixes, strict=True):
+                row[width - len(suffix) :] = suffix
+        self._slots.aim(self._seen, fed, self._device, width)
+        self._seen = [seen + count for seen, count in zip(self._seen, fed, strict=True)]
+        return self._forward(ids.to(self._device), self._slots, keep)
 
+    def rewind(self, lengths: Sequence[int]) -> None:
+        self._seen = [min(seen, length) for seen, length in zip(self._seen, lengths, strict=True)]
 
-def new_cache(model: Any) -> Any:
-    """An empty dynamic cache that can be rewound, whatever the caller's config says of caching."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=model.config)
-    cache.activate_past_recording()
-    return cache
-
-
-def context_limit(model: Any) -> int:
-    """The longest context in tokens; models that state none get a limit that is never met."""
-    config = model.config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        limit = getattr(config, name, None)
-        if isinstance(limit, int) and limit > 0:
-            return limit
-    return 2**31 - 1
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        self._slots.keep_rows(rows)
+        self._seen = [self._seen[row] for row in rows]
 
 
-@torch.inference_mode()
+def new_session(loaded: "LoadedModel", rows: int, length: int) -> Session:
+    """An empty session of `rows` texts of at most `length` tokens each."""
+    forward = loaded.forward
+    if forward is None and why_not_slots(loaded.model) is None:
+        forward = TransformersForward(loaded.model)
+    if forward is None:
+        return DynamicSession(loaded.model, rows, PREFILL_CHUNK)
+    return SlotSession(forward, loaded.model, rows, length)
+
+
 def check_rewindable(model: Any, name: str) -> None:
-    """Refuse, before decoding starts, a model whose cache cannot be rewound.
+    """Refuse, before decoding starts, a model that cannot forget tokens.
 
-    A cache knows it only once it holds states, so two tokens are fed.
-    Raises UsageError naming the layer class.
+    Raises UsageError naming the class that holds its states.
     """
-    cache = new_cache(model)
-    device = next(model.parameters()).device
-    ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
-    model(input_ids=ids, cache=cache, use_cache=True)
-    stuck = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
-    if stuck:
-        raise UsageError(
-            f"model {name!r}: its cache layers of class {', '.join(stuck)} cannot be rewound, which speculative "
-            "decoding needs"
-        )
+    if why_not_slots(model) is not None:
+        check_dynamic_rewind(model, name)

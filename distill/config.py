@@ -1,10 +1,19 @@
-"""Settings of every command: frozen dataclasses, ranges checked on construction. Imports nothing heavy."""
+"""Settings of the commands: frozen dataclasses, ranges checked on construction. Imports nothing heavy.
+
+Those of the commands that measure lie in their room, distill/results.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from decode.config import DecodeConfig, ModelConfig, SamplingConfig
 from decode.errors import UsageError, require, require_between, require_least
+
+
+def require_budget(decode: DecodeConfig, section: str) -> None:
+    """What is timed has a stated length: refuse 0 and null as the most new tokens."""
+    tokens = decode.max_new_tokens
+    require(tokens is not None and tokens >= 1, f"{section}max_new_tokens", tokens, "an integer >= 1")
 
 
 @dataclass(frozen=True)
@@ -152,11 +161,12 @@ class JudgeConfig:
     prompts: str | None = None
     """Held-out prompts; null: the prompts of the validation rows."""
     num_prompts: int = 4
-    decode: DecodeConfig = field(default_factory=lambda: DecodeConfig(max_new_tokens=64))
+    decode: DecodeConfig = field(default_factory=lambda: DecodeConfig(max_new_tokens=64, draft_length="fixed"))
+    """One draft length for all checkpoints: their acceptance compares, and only times depend on the machine."""
 
     def __post_init__(self) -> None:
         require_least(self, "judge.", every_n_steps=1, num_prompts=1)
-        require_least(self.decode, "judge.decode.", max_new_tokens=1)
+        require_budget(self.decode, "judge.decode.")
 
 
 @dataclass(frozen=True)
@@ -188,30 +198,6 @@ class FitConfig:
 
 
 @dataclass(frozen=True)
-class EvalConfig:
-    """`draftsmith eval`: acceptance and speed of checkpoints and exported drafts, in one interleaved run."""
-
-    target: str
-    drafts: list[str]
-    """Draft directories, .ckpt files, or run folders (which stand for their untrained draft and every checkpoint)."""
-    prompts: str
-    output: str
-    """Folder for metrics.json, acceptance.csv, perf_results.csv and the pictures."""
-    num_prompts: int = 8
-    skip_prompts: int = 0
-    """Leave out the first prompts of the file, the judge's say."""
-    repeats: int = 1
-    """Timed passes over the prompts; each method's time for a prompt is the least of them."""
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-
-    def __post_init__(self) -> None:
-        require(len(self.drafts) >= 1, "drafts", self.drafts, "at least one draft, checkpoint or run folder")
-        require_least(self, num_prompts=1, skip_prompts=0, repeats=1)
-        require_least(self.decode, "decode.", max_new_tokens=1)
-
-
-@dataclass(frozen=True)
 class ExportConfig:
     """`draftsmith export`: write the draft as a plain model directory."""
 
@@ -237,10 +223,22 @@ class RunConfig:
     """`draftsmith run`: decode one prompt and print the text as it comes."""
 
     target: str
-    prompt: str
+    prompt: str | None = None
     draft: str | None = None
     """Draft directory; null: plain decoding."""
+    interactive: bool = False
+    """A chat on the terminal; prompt, where there is one, opens it."""
     chat: bool = True
     """Put the prompt in the target's chat template where it has one; false: use it as it is."""
+    trace: str | None = None
+    """A .jsonl file for what each round did: context length, proposal, accepted, recovered or bonus, times."""
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+
+    def __post_init__(self) -> None:
+        if self.prompt is None and not self.interactive:
+            raise UsageError("prompt: none is given; expected a text, or interactive: true")
+        if self.interactive and (not self.chat or self.trace):
+            key = "chat" if not self.chat else "trace"
+            raise UsageError(f"{key}: {getattr(self, key)!r} is not legal with interactive: true")
+        require(self.trace is None or self.trace.endswith(".jsonl"), "trace", self.trace, "a path that ends in .jsonl")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from decode.errors import UsageError, require
-from distill.runs import is_other_rank, write_json_atomic
+from distill.runs import COMMAND_FILE, is_other_rank, write_json_atomic
 
 RECORD_FILE, LOCK_FILE = "draftsmith.json", ".lock"
 
@@ -97,8 +97,17 @@ def check_output(output: Path, made_by: str) -> dict[str, Any] | None:
         return None
     record = read_record(output)
     if record.get("made_by") != made_by:
-        raise UsageError(f"output: {output} holds files that `{made_by}` did not make; remove it or choose another")
+        told = f"output: {output} holds files that `{made_by}` did not make; remove it or choose another"
+        raise UsageError(told + ("" if record else _if_lost(output, made_by)))
     return record
+
+
+def _if_lost(output: Path, made_by: str) -> str:
+    """How to own a folder that looks like a run but has no record: it was lost, or an older version wrote none."""
+    if not (output / COMMAND_FILE).is_file():
+        return ""
+    record = json.dumps({"made_by": made_by})
+    return f". If `{made_by}` did, as {COMMAND_FILE} there tells: write {record} to {output / RECORD_FILE}"
 
 
 def read_record(folder: Path) -> dict[str, Any]:

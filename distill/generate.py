@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from decode.backends import with_backend
+from decode.backends.prepacked import can_prepack
 from decode.errors import UsageError
 from decode.health import check_healthy
 from decode.models import LoadedModel, load_model
-from decode.prepacked import can_prepack
 from decode.session import context_limit
 from distill.answering import answer_batch
 from distill.config import GenerateConfig
@@ -150,10 +150,15 @@ def _made_by(config: GenerateConfig, target: LoadedModel, weights: str) -> dict[
         "max_new_tokens": config.max_new_tokens,
         "batch_size": config.batch_size,
         "seed": config.seed,
-        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "dtype": _stored_as(target, config),
         "device": target.device.type,
         "backend": target.backend,
     }
+
+
+def _stored_as(target: LoadedModel, config: GenerateConfig) -> str:
+    dtype = str(target.model.dtype).removeprefix("torch.")
+    return dtype if config.model.quantization == "none" else f"{dtype}, {config.model.quantization}"
 
 
 def _row(question: Question, answer: list[int], target: LoadedModel) -> dict[str, Any]:

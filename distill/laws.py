@@ -47,7 +47,7 @@ Law = FullLaw | TopKLaw
 class Columns(nn.Module):
     """Which id each column of the draft's logits stands for: all V, or the `vocab_ids` of a reduced vocabulary.
 
-    Both models of a pair have the same V ids: decode.models.check_pair refuses others.
+    Both models of a pair have the same V ids: a draft that is trained, judged or exported is refused otherwise.
     """
 
     ids: Tensor  # [M] int64: id of each column

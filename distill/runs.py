@@ -24,6 +24,7 @@ RECORDED_PACKAGES = (
     "datasets",
     "safetensors",
 )
+COMMAND_FILE = "command.txt"
 
 
 def write_text_atomic(path: str | Path, text: str) -> None:
@@ -107,7 +108,7 @@ def record_run(folder: str | Path, config: Any, command: Sequence[str] | None = 
     write_text_atomic(folder / "config.yaml", config_yaml(config))
     write_json_atomic(folder / "versions.json", versions())
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    with (folder / "command.txt").open("a", encoding="utf-8") as file:
+    with (folder / COMMAND_FILE).open("a", encoding="utf-8") as file:
         file.write(f"{now} {command_line(command)}\n")
 
 

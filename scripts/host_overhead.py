@@ -6,32 +6,42 @@ from rich.console import Console
 from rich.table import Table
 
 
-def main(target: str, draft: str, prompts: str, num_prompts: int = 4, max_new_tokens: int = 64) -> None:
-    """Measure greedy decoding and sampling at temperature 1 with 3 drafted tokens a round, on the CPU."""
-    from transformers import AutoModelForCausalLM
+def main(
+    pair: str | None = None,
+    target: str = "smollm2-135m",
+    draft: str = "runs/quickstart/draft",
+    prompts: str = "configs/quickstart/held_out_prompts.jsonl",
+    num_prompts: int = 4,
+    max_new_tokens: int = 64,
+    backend: str = "lean",
+) -> None:
+    """Measure greedy decoding and sampling at temperature 1 with 3 drafted tokens a round, on the CPU.
 
-    from decode.benchmark import decoder_method, transformers_method
+    Args:
+        pair: "random": two small random models and random prompts, which need no files.
+        backend: of our own decoding; transformers runs the models as they are.
+    """
     from decode.config import DecodeConfig, ModelConfig, SamplingConfig
-    from decode.decoder import SpeculativeDecoder
-    from decode.models import load_model, resolve_model_path
-    from decode.overhead import measure_overhead
+    from decode.models import load_model
+    from decode.overhead import compare_overheads
+    from decode.random_pair import random_pair, random_prompts
     from distill.data.examples import load_prompts
 
-    on_cpu = ModelConfig(device="cpu")
-    pair = load_model(target, on_cpu, role="target"), load_model(draft, on_cpu, role="draft")
-    assistant = AutoModelForCausalLM.from_pretrained(resolve_model_path(draft), dtype="float32").eval()
-    asked = load_prompts(prompts, pair[0].tokenizer, num_prompts, pair[0].vocab_size)
+    if pair == "random":
+        big, small = random_pair()
+        asked = random_prompts(num_prompts)
+    elif pair is None:
+        big = load_model(target, ModelConfig(device="cpu"), role="target")
+        small = load_model(draft, ModelConfig(device="cpu"), role="draft")
+        asked = load_prompts(prompts, big.tokenizer, num_prompts, big.vocab_size)
+    else:
+        raise SystemExit(f"host_overhead: pair {pair!r} is not legal; expected random, or none")
     table = Table("method", "temperature", "rounds", "target ms", "draft ms", "host ms", title="per round")
     for temperature in (0.0, 1.0):
-        config = DecodeConfig(max_new_tokens, 3, sampling=SamplingConfig(temperature), seed=0)
-        methods = [
-            (decoder_method("draftsmith", SpeculativeDecoder(*pair), config), pair[1].model),
-            (transformers_method("transformers assisted", pair[0], config, assistant), assistant),
-        ]
-        for method, small in methods:
-            cost = measure_overhead(lambda p, m=method: m.run(p, max_new_tokens), pair[0].model, small, asked)
-            figures = (f"{v:.2f}" for v in (cost.target_ms, cost.draft_ms, cost.host_ms))
-            table.add_row(method.name, f"{temperature:g}", str(cost.rounds), *figures)
+        config = DecodeConfig(max_new_tokens, 3, "fixed", sampling=SamplingConfig(temperature), seed=0)
+        for name, cost in compare_overheads((big, small), backend, asked, config).items():
+            figures = (f"{value:.2f}" for value in (cost.target_ms, cost.draft_ms, cost.host_ms))
+            table.add_row(name, f"{temperature:g}", str(cost.rounds), *figures)
     Console().print(table)
 
 

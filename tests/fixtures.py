@@ -150,45 +150,6 @@ class CallCounter(nn.Module):
         self._handle.remove()
 
 
-class TableSession:
-    """A session whose law depends on the last token only, without a model: thousands of decodes a second."""
-
-    def __init__(self, rows: Sequence[Sequence[float]]) -> None:
-        self._logits = torch.tensor(rows, dtype=torch.float64).log()
-        self.length = 0
-        self.capacity = 10_000
-
-    def extend(self, context: Tensor, keep: int) -> Tensor:
-        self.length = context.shape[1]
-        return self._logits[context[0, -keep:]]
-
-    def rewind(self, length: int) -> None:
-        self.length = min(self.length, length)
-
-
-def joint_law(rows: Sequence[Sequence[float]], first: int, count: int) -> Tensor:
-    """Exact law of `count` tokens after the token `first`, [V ** count], by enumeration."""
-    table = torch.tensor(rows, dtype=torch.float64)
-    law = table[first]
-    for _ in range(count - 1):
-        law = (law.unsqueeze(-1) * table.repeat(law.numel() // len(rows), 1)).flatten()
-    return law
-
-
-def chi_square_p(counts: Tensor, law: Tensor) -> float:
-    """p-value of `counts` under `law`; cells that expect fewer than 5 are pooled, impossible cells must be empty."""
-    from scipy.stats import chisquare
-
-    if counts[law == 0].sum() > 0:
-        return 0.0
-    expected = law * counts.sum()
-    rare = expected < 5
-    observed = torch.cat([counts[~rare], counts[rare].sum().reshape(1)]).double()
-    expected = torch.cat([expected[~rare], expected[rare].sum().reshape(1)])
-    used = expected > 0
-    return float(chisquare(observed[used].numpy(), expected[used].numpy()).pvalue)
-
-
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

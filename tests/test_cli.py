@@ -14,7 +14,8 @@ from decode.config import SamplingConfig
 from decode.errors import DraftsmithError, IncompatiblePair, UsageError
 from distill.cli import main as cli
 from distill.cli.keys import keys_of
-from distill.config import EvalConfig, FitConfig, RunConfig
+from distill.config import FitConfig, RunConfig
+from distill.results.config import EvalConfig
 from tests.command_lines import EVAL, FIT, RUN, stub_commands
 from tests.fixtures import byte_tokenizer, tiny_llama, with_noise
 from tests.test_project import CONFIGS, ROOT, name_of

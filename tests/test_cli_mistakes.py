@@ -97,7 +97,6 @@ def test_b01_an_option_that_is_not_legal_is_named_with_the_likely_one(
         ("max_epochs: many\n", "max_epochs: many is not legal; expected an integer or null"),
         ("teacher: {kind: onlin}\n", "teacher.kind: onlin is not legal; expected one of online, cached"),
         ("trainer: 3\n", "trainer: 3 is not legal; expected a mapping"),
-        ("judge: {decode: {sampling: null}}\n", "judge.decode.sampling: null is not legal; expected a section"),
         ("judge: {decode: {draft_sampling: {top_p: x}}}\n", "draft_sampling.top_p: x is not legal; expected a number"),
         ("model: {device: 3}\n", "model.device: 3 is not legal; expected a string"),
     ],

@@ -1,13 +1,11 @@
 """What the loop asks of a proposer, and what proposers are made from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from decode.config import SamplingConfig
 from decode.draft import Draft
+from decode.row import Row
 from decode.session import Session
 
 
@@ -15,18 +13,19 @@ from decode.session import Session
 class Setup:
     """All that a proposer may need; every proposer is made from one."""
 
-    session: Session | None  # of the draft model; None where there is none
-    sampling: SamplingConfig  # how drafted tokens are drawn
+    session: Session | None  # of the draft model, with a row for each row of the batch; None where there is none
     vocab_size: int
-    vocab_ids: Tensor | None  # [N] ids that the rows of the draft's narrowed head stand for; None: the head is whole
-    generator: torch.Generator
 
 
 class Proposer(Protocol):
     def __init__(self, setup: Setup) -> None: ...
 
-    def propose(self, context: Tensor, limit: int) -> Draft:
-        """At most `limit` tokens that may follow `context` [1, n], with the exact law each was drawn from."""
+    def propose(self, rows: Sequence[Row]) -> list[Draft]:
+        """For each live row at most `row.most` tokens that may follow its context, written behind it, with the exact
+        laws they were drawn from."""
 
-    def rewind(self, length: int) -> None:
-        """Forget all tokens beyond the first `length` of the context."""
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget, for each live row, all tokens beyond the first so many of its context."""
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these of the live rows only."""

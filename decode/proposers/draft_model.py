@@ -1,15 +1,57 @@
-"""Drafts with a small model, one token after another."""
+"""Drafts with a small model, one token after another, for all rows at once."""
 
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 from torch import Tensor
 
 from decode.draft import Draft
+from decode.laws import Law, all_true
 from decode.proposers.base import Setup
-from decode.sampling import argmax, draw, draw_uniform, probabilities
+from decode.row import Row
+from decode.sampling import draw_from, draw_uniform
+
+
+@dataclass
+class _Chain:
+    """The draft of one row as it grows."""
+
+    row: Row
+    most: int
+    laws: list[Law] = field(default_factory=list)
+    healthy: list[Tensor | bool | None] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def width(self) -> int:
+        return len(self.laws)
+
+    @property
+    def grows(self) -> bool:
+        return not self.ended and self.width < self.most
+
+    def extend(self, logits: Tensor) -> None:
+        """Draw one more token from `logits` [1, V or N], unless the length policy, seeing the law first, ends it."""
+        row, length = self.row, self.row.length + self.width
+        if row.draft_length.watches and row.draft_length.stop(row.draft_sampler.soft_law(logits, row.tokens, length)):
+            self.ended = True
+            return
+        law = row.draft_sampler.law(logits, row.tokens, length)
+        uniform = None if row.draft_sampler.sampling.greedy else draw_uniform(1, row.generator)
+        row.put(self.width, draw_from(law, uniform))
+        self.laws.append(law)
+        self.healthy.append(law.healthy)
+
+    def finish(self, vocab_size: int) -> Draft:
+        tokens = self.row.drafted(self.width)
+        if not self.laws:
+            return Draft(tokens)
+        law = None if self.row.draft_sampler.sampling.greedy else Law.cat(self.laws, vocab_size)
+        return Draft(tokens, law, all_true(self.healthy))
 
 
 class DraftModel:
-    """A chain of tokens drawn from a draft model.
+    """Chains of tokens drawn from a draft model.
 
     Greedy drafting yields point masses. A draft with a reduced vocabulary draws over that subset, and q is declared
     as zero elsewhere, which keeps every lossless rule lossless.
@@ -18,48 +60,27 @@ class DraftModel:
     def __init__(self, setup: Setup) -> None:
         assert setup.session is not None
         self._session = setup.session
-        self._sampling = setup.sampling
         self._vocab_size = setup.vocab_size
-        self._vocab_ids = setup.vocab_ids
-        self._generator = setup.generator
 
-    def propose(self, context: Tensor, limit: int) -> Draft:
+    def propose(self, rows: Sequence[Row]) -> list[Draft]:
         """See Proposer. Past the draft's own context limit nothing is drafted."""
+        chains = [_Chain(row, self._most(row)) for row in rows]
+        while any(chain.grows for chain in chains):
+            keep = [int(chain.grows) for chain in chains]
+            logits = self._session.extend([chain.row.context(chain.width) for chain in chains], keep)
+            for chain, own in zip(chains, logits, strict=True):
+                if chain.grows:
+                    chain.extend(own)
+        return [chain.finish(self._vocab_size) for chain in chains]
+
+    def _most(self, row: Row) -> int:
         # The last drafted token is not fed, so one more than the free positions can be drafted.
-        limit = min(limit, self._session.capacity - context.shape[1] + 1)
-        tokens, laws, peaks = [], [], []
-        for _ in range(limit):
-            logits = self._session.extend(context, keep=1)  # [1, N]
-            peaks.append(logits.amax(-1))
-            token, law = self._draw(logits)
-            tokens.append(token)
-            laws.append(law)
-            context = torch.cat([context, token.unsqueeze(0)], dim=1)
-        if not tokens:
-            return Draft(tokens=context.new_empty(0))
-        probs = None if self._sampling.greedy else torch.cat(laws)
-        return Draft(torch.cat(tokens), probs, healthy=torch.cat(peaks).isfinite().all())
+        return min(row.most, self._session.capacity - row.length + 1)
 
-    def rewind(self, length: int) -> None:
+    def rewind(self, lengths: Sequence[int]) -> None:
         """See Proposer."""
-        self._session.rewind(length)
+        self._session.rewind(lengths)
 
-    def _draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """A token [1] and the law [1, V] it was drawn from (for greedy drafting an unused placeholder)."""
-        if self._sampling.greedy:
-            return self._to_ids(argmax(logits)), logits
-        law = probabilities(logits, self._sampling)
-        uniform = draw_uniform(1, self._generator)
-        token = self._to_ids(draw(law, uniform))
-        return token, self._to_full_law(law)
-
-    def _to_ids(self, rows: Tensor) -> Tensor:
-        """Rows of the head as token ids. NaN logits may point past the last row; `healthy` reports them."""
-        if self._vocab_ids is None:
-            return rows.clamp(max=self._vocab_size - 1)
-        return self._vocab_ids[rows.clamp(max=len(self._vocab_ids) - 1)]
-
-    def _to_full_law(self, law: Tensor) -> Tensor:
-        if self._vocab_ids is None:
-            return law
-        return law.new_zeros(law.shape[0], self._vocab_size).index_copy_(1, self._vocab_ids, law)
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """See Proposer."""
+        self._session.keep_rows(rows)

@@ -1,19 +1,22 @@
 """Plain decoding: drafts nothing, so that every round is one step of the target."""
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
 from decode.draft import Draft
 from decode.proposers.base import Setup
+from decode.row import Row
 
 
 class NoDraft:
     def __init__(self, setup: Setup) -> None:
         """Nothing of it is needed."""
 
-    def propose(self, context: Tensor, limit: int) -> Draft:
-        """An empty draft."""
-        return Draft(tokens=torch.empty(0, dtype=torch.int64, device=context.device))
+    def propose(self, rows: Sequence[Row]) -> list[Draft]:
+        """Empty drafts."""
+        return [Draft(row.drafted(0)) for row in rows]
 
-    def rewind(self, length: int) -> None:
+    def rewind(self, lengths: Sequence[int]) -> None:
         """There is nothing to forget."""
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """There is nothing to drop."""

@@ -1,16 +1,18 @@
-"""Acceptance rules. Each is pure: (draft, target probabilities, generator) -> verdict; no model, no temperature."""
+"""Acceptance rules. Each is pure: (draft, target's laws, generator) -> verdict; no model, no temperature."""
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from decode.draft import Draft, Verdict
+from decode.laws import Law
+from decode.verifiers.block import verify_block
 from decode.verifiers.token import verify_tokens
 
-Verifier = Callable[[Draft, Tensor, torch.Generator], Verdict]
+Verifier = Callable[[Draft, Law, torch.Generator], Verdict]
 
 # Every rule here leaves the target's law unchanged.
 VERIFIERS: dict[str, Verifier] = {
     "token": verify_tokens,
+    "block": verify_block,
 }

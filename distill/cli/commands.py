@@ -1,12 +1,14 @@
 """What each subcommand does: one library call, then where the result lies and what to do next."""
 
+import json
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decode.errors import UsageError
-from distill.config import EvalConfig, ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.config import ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.results.config import BenchConfig, EvalConfig
 
 if TYPE_CHECKING:
     from decode.decoder import Generation
@@ -47,9 +49,20 @@ def run_eval(config: EvalConfig) -> None:
     from distill.results.evaluate import evaluate
 
     evaluate(config)
-    files = ", ".join(sorted(p.name for p in Path(config.output).iterdir() if not p.name.startswith(".")))
-    print(f"{config.output}: {files}")
+    print(f"{config.output}: {_files_in(config.output)}")
     print(f"next: draftsmith export --target {config.target} --draft {config.drafts[0]} ...")
+
+
+def run_bench(config: BenchConfig) -> None:
+    from distill.results.bench import bench
+
+    _refuse_unexported(config.target, config.draft)
+    bench(config)
+    print(f"{config.output}: {_files_in(config.output)}")
+
+
+def _files_in(folder: str) -> str:
+    return ", ".join(sorted(p.name for p in Path(folder).expanduser().iterdir() if not p.name.startswith(".")))
 
 
 def run_export(config: ExportConfig) -> None:
@@ -62,26 +75,51 @@ def run_export(config: ExportConfig) -> None:
 
 def run_run(config: RunConfig) -> None:
     from decode.decoder import SpeculativeDecoder
+    from distill.outputs import check_writable
 
-    _refuse_unexported(config)
+    _refuse_unexported(config.target, config.draft)
+    if config.trace is not None:
+        if Path(config.trace).exists():
+            raise UsageError(f"trace: {config.trace} is there already; name a new file")
+        check_writable(Path(config.trace))
     decoder = SpeculativeDecoder.from_pretrained(config.target, config.draft, config.model)
+    if config.interactive:
+        from distill.cli.chat import chat
+
+        chat(decoder, config.decode, config.prompt)
+        return
     started = time.perf_counter()
-    for chunk in decoder.stream(config.prompt, config.decode, chat=config.chat):
+    for chunk in decoder.stream(config.prompt or "", config.decode, chat=config.chat, trace=config.trace is not None):
         print(chunk.text, end="", flush=True)
     seconds = time.perf_counter() - started
     print()
     if chunk.generation is not None:
         print(stats_line(chunk.generation, seconds), file=sys.stderr)
+        if config.trace is not None:
+            _write_trace(config.trace, chunk.generation)
 
 
-def _refuse_unexported(config: RunConfig) -> None:
+def _write_trace(path: str, generation: "Generation") -> None:
+    """A line of JSON for each round, all or none."""
+    from dataclasses import asdict
+
+    from distill.runs import write_text_atomic
+
+    lines = [
+        json.dumps(asdict(done) | {"next_token": done.next_token, "kind": done.kind}) for done in generation.rounds
+    ]
+    write_text_atomic(path, "".join(line + "\n" for line in lines))
+    print(f"{path}: {len(lines)} rounds", file=sys.stderr)
+
+
+def _refuse_unexported(target: str, draft: str | None) -> None:
     """A run of fit and its checkpoints become model directories by export."""
-    path = Path(config.draft or "").expanduser()
+    path = Path(draft or "").expanduser()
     is_run = (path / "checkpoints").is_dir() and not (path / "config.json").exists()
-    if config.draft and (is_run or (path.suffix == ".ckpt" and path.is_file())):
+    if draft and (is_run or (path.suffix == ".ckpt" and path.is_file())):
         raise UsageError(
-            f"draft: {config.draft} is a {'run' if is_run else 'checkpoint'} of fit; export it first: "
-            f"draftsmith export --target {config.target} --draft {config.draft} --output DIRECTORY"
+            f"draft: {draft} is a {'run' if is_run else 'checkpoint'} of fit; export it first: "
+            f"draftsmith export --target {target} --draft {draft} --output DIRECTORY"
         )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from decode.errors import DraftsmithError, UsageError
 from distill.cli import commands
-from distill.config import EvalConfig, ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.config import ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.results.config import BenchConfig, EvalConfig
 
 INTERRUPTED = 130
 
@@ -31,6 +32,7 @@ COMMANDS = {
     "init": Command("make an untrained draft for a target", InitConfig, commands.run_init),
     "fit": Command("distil the draft on the target's logits, judging checkpoints", FitConfig, commands.run_fit),
     "eval": Command("measure acceptance and speed of drafts and checkpoints", EvalConfig, commands.run_eval),
+    "bench": Command("compare ways to decode, timed side by side, and check them", BenchConfig, commands.run_bench),
     "export": Command("write the draft as a plain model directory, and check it", ExportConfig, commands.run_export),
     "run": Command("decode one prompt with a draft", RunConfig, commands.run_run),
 }

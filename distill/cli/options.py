@@ -14,6 +14,7 @@ from distill.cli.keys import Keys, keys_of, section_class, shorten
 from distill.cli.yaml_keys import check_config_file
 
 Config = TypeVar("Config")
+TEXTS = {"prompt"}  # keys whose value on the command line is a text as it stands, were it "null"
 FLAGS = {"print_config": "print the resolved configuration as YAML and exit", "debug": "show the traceback of an error"}
 
 
@@ -25,6 +26,8 @@ class Words:
     options: list[str] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
     """Keys that options set."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Values of TEXTS, which are not parsed."""
     flags: set[str] = field(default_factory=set)
 
     @property
@@ -46,9 +49,12 @@ def parse(command: str, config: type[Config], words: Words) -> Config:
     for key in words.given:
         places.pop(key, None)
     try:
-        parsed = (
-            build_parser(command, config, keys, documented="help" in words.flags).parse_args(words.arguments).as_dict()
-        )
+        parser = build_parser(command, config, keys, documented="help" in words.flags)
+        if "help" in words.flags:
+            parser.print_help()
+            print(optional_sections_help(keys), end="")
+            raise SystemExit(0)
+        parsed = parser.parse_args(words.arguments).as_dict() | words.texts
         return build(config, {k: v for k, v in parsed.items() if k != "config" and k not in FLAGS})
     except ArgumentError as error:
         raise UsageError(_placed(explain(str(error), keys), places)) from None
@@ -75,6 +81,22 @@ def build_parser(command: str, config: type, keys: Keys, documented: bool) -> Ar
         if is_section or any(name.endswith(".help") for name in action.option_strings):
             action.help = SUPPRESS  # a section is given key by key, and this help shows them all
     return parser
+
+
+def optional_sections_help(keys: Keys) -> str:
+    """What the help of a command lacks: the keys of sections that may be null. draft_sampling has those of sampling."""
+    text = ""
+    for section, hint in keys.sections.items():
+        nested = section_class(hint)
+        if nested is None or not keys.may_be_null(section) or section.endswith("draft_sampling"):
+            continue
+        parser = ArgumentParser(usage=SUPPRESS, add_help=False, print_config=None)
+        parser.add_class_arguments(nested, section)
+        for action in parser._actions:
+            if action.dest == section:
+                action.help = SUPPRESS
+        text += f"\nkeys of {section}, where it is not null:\n{parser.format_help()}"
+    return text
 
 
 def build(config: type[Config], values: dict[str, Any], section: str = "") -> Config:
@@ -108,6 +130,9 @@ def sort_words(argv: Sequence[str], keys: Keys) -> Words:
         else:
             _check_option(written, key, keys)
             words.given.add(key)
+            if key in TEXTS and key in keys:
+                words.texts[key] = _single(written, values)
+                continue
             words.options += _option(written, name.replace("-", "_"), key, values, keys)
     return words
 

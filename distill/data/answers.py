@@ -6,9 +6,11 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from decode.config import SamplingConfig
 from decode.errors import UsageError
 from distill.data.questions import Questions
 from distill.data.rows import BadRow
@@ -134,7 +136,7 @@ def _check_meta(output: Path, made_by: dict[str, Any], found: Questions) -> int:
     """How many prompts the output was planned for; raises UsageError unless `found` begins with these very prompts."""
     meta = _read_meta(output)
     for key, value in made_by.items():
-        if meta.get(key) != value:
+        if _completed(meta.get(key)) != value:
             raise UsageError(
                 f"output: {output} was made with {key} {meta.get(key)!r}, not {value!r}; "
                 "choose another output or remove it"
@@ -204,3 +206,8 @@ def _row_index(line: bytes) -> object:
         return json.loads(line)["row"]
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def _completed(recorded: Any) -> Any:
+    """A record of how tokens were drawn that an older version wrote, with the settings that were not there yet."""
+    return {**asdict(SamplingConfig()), **recorded} if isinstance(recorded, dict) else recorded

@@ -1,27 +1,14 @@
-"""Asks a model, by trying it, whether its logits are numbers and whether it keeps packed documents apart."""
+"""Asks a model, by trying it, whether it keeps packed documents apart."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decode.errors import UsageError, unhealthy
-from decode.sampling import is_healthy
+from decode.errors import UsageError
 
 LEAK = 1e-5
 """Greatest change, relative to the largest logit, that counts as none. Masked attention gives exactly 0."""
-
-
-@torch.no_grad()
-def require_finite(model: Any, role: str) -> None:
-    """Raise DraftsmithError where a model's logits define no law. Not in inference mode: the model is trained later."""
-    was_training = model.training
-    model.eval()
-    ids = torch.arange(6, device=model.device) % model.config.get_text_config().vocab_size
-    logits = model(input_ids=ids[None], use_cache=False).logits
-    model.train(was_training)
-    if not is_healthy(logits):
-        raise unhealthy(role)
 
 
 def require_isolation(model: Any, role: str) -> None:

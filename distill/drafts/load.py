@@ -17,7 +17,8 @@ from transformers.initialization import no_init_weights
 
 from decode.config import ModelConfig
 from decode.errors import DraftsmithError, UsageError, first_line
-from decode.models import LoadedModel, check_pair, choose_device, load_model, load_tokenizer, narrow_head, some_of
+from decode.models import LoadedModel, choose_device, load_model, load_tokenizer, narrow_head, some_of
+from decode.vocabulary import check_pair
 
 WRAPPERS = ("draft.", "module.", "_orig_mod.")  # the module's attribute, DDP, torch.compile
 BEST_FILE = "best.json"
@@ -48,7 +49,7 @@ def load_draft(path: str | Path, target: LoadedModel, config: ModelConfig) -> Lo
     draft = (
         _load_checkpoint(Path(path), target, config) if is_checkpoint else load_model(str(path), config, role="draft")
     )
-    check_pair(target, draft)
+    check_pair(target, draft, equal_tables=True)
     return draft
 
 
@@ -112,7 +113,7 @@ def _load_checkpoint(path: Path, target: LoadedModel, config: ModelConfig) -> Lo
     model = _empty_draft(content, path, config)
     _load_strictly(model, content["state_dict"], path)
     dtype = target.model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    device = choose_device(config)
+    device = choose_device(config, "draft")
     model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     model.generation_config.eos_token_id = sorted(target.eos_token_ids) or None
     vocab_ids = None if vocab_ids is None else vocab_ids.to(device)
@@ -157,12 +158,12 @@ def _tokenizer(content: Mapping[str, Any], run: Path, target: LoadedModel, confi
     origin = _origin(content.get("config"), run)
     if origin is None or not (origin / "tokenizer_config.json").is_file():
         return target.tokenizer
-    return _tokenizer_of(str(origin), config)
+    return _tokenizer_of(str(origin), config.trust_remote_code)
 
 
 @lru_cache(maxsize=4)
-def _tokenizer_of(folder: str, config: ModelConfig) -> Any:
-    return load_tokenizer(folder, config, role="draft")
+def _tokenizer_of(folder: str, trust_remote_code: bool) -> Any:
+    return load_tokenizer(folder, ModelConfig(trust_remote_code=trust_remote_code), role="draft")
 
 
 def is_run_folder(path: str | Path) -> bool:

@@ -33,7 +33,7 @@ from distill.export.evaluation import find_evaluation
 from distill.export.model_card import measured_lines, model_card
 from distill.folders import check_output, whole_folder, write_record
 from distill.outputs import check_writable
-from distill.results.candidates import sound_record
+from distill.results.candidates import check_apart, sound_record
 from distill.runs import provenance, write_text_atomic
 
 MADE_BY = "draftsmith export"
@@ -72,6 +72,8 @@ def export(config: ExportConfig) -> Path:
     """
     output = Path(config.output).expanduser().resolve()
     check_writable(output)
+    for role in ("draft", "target"):
+        check_apart(output, role, getattr(config, role), replaced=True)
     check_output(output, MADE_BY)
     source = find_source(config)
     require(source.num_assistant_tokens >= 1, "num_assistant_tokens", source.num_assistant_tokens, "an integer >= 1")

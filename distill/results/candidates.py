@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from decode.errors import UsageError
 from decode.models import resolve_model_path
 from distill.drafts.load import (
     checkpoints_of,
@@ -78,6 +79,30 @@ def _single(draft: str) -> Candidate:
         step, name = sound_record(path).get("step"), path.name
     content = _content(path)
     return Candidate(name, path, step, None, recorded_metrics(content), loss_temperature(content))
+
+
+def check_apart(output: Path, role: str, model: str, replaced: bool = False) -> None:
+    """Raises UsageError where `output` is or lies in the folder that holds a model's weights.
+
+    One that is `replaced` as a whole may not hold the model either. A run may hold its own reports and exports.
+    """
+    place, there = _place_of_weights(Path(model).expanduser()), output.expanduser().resolve()
+    if place is None:
+        return
+    if there.is_relative_to(place):
+        raise UsageError(f"output: {output} lies in the {role}'s own folder {place}; choose a place outside it")
+    if replaced and place.is_relative_to(there):
+        raise UsageError(f"output: {output} is replaced as a whole and holds the {role} {model}; choose another")
+
+
+def _place_of_weights(path: Path) -> Path | None:
+    """The folder that is a model's own; a checkpoint that was moved out of its run has none. None for a hub's id."""
+    if path.suffix == ".ckpt":
+        place = path.parent if path.parent.name == "checkpoints" else path
+    else:
+        place = path / "checkpoints" if is_run_folder(path) else path
+    is_there = is_run_folder(path) or path.is_file() or (path / "config.json").is_file()
+    return place.resolve() if is_there else None
 
 
 def _content(path: Path) -> dict[str, Any]:

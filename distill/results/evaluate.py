@@ -10,15 +10,16 @@ from rich.console import Console
 
 from decode.backends import with_backend
 from decode.benchmark import Method, MethodResult, decoder_method, run_benchmark, transformers_method
+from decode.config import DecodeConfig
 from decode.decoder import SpeculativeDecoder
 from decode.errors import UsageError
 from decode.models import LoadedModel, load_model
-from distill.config import EvalConfig
 from distill.data.examples import load_prompts
 from distill.data.rows import check_source
 from distill.drafts.load import load_draft
 from distill.folders import run_folder
-from distill.results.candidates import Candidate, find_candidates, left_out
+from distill.results.candidates import Candidate, check_apart, find_candidates, left_out
+from distill.results.config import EvalConfig
 from distill.results.report import EvalReport, print_report, report_of, write_report
 from distill.runs import record_run
 
@@ -33,11 +34,13 @@ def evaluate(config: EvalConfig) -> EvalReport:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     check_source(config.prompts)
     candidates = find_candidates(config.drafts)
-    config = _seeded(config, console)
+    for role, model in [("target", config.target), *(("draft", draft) for draft in config.drafts)]:
+        check_apart(Path(config.output), role, model)
     with run_folder(config.output, "draftsmith eval") as output:
         busy = busy_share()
         target = load_model(config.target, config.model, role="target")
         prompts = _prompts(config, target)
+        config = replace(config, decode=seeded(SpeculativeDecoder(target).settings(config.decode), console))
         record_run(output, config)
         results = measure(config, target, candidates, prompts, console)
         report = report_of(config, candidates, results, [len(ids) for ids in prompts], busy)
@@ -47,12 +50,13 @@ def evaluate(config: EvalConfig) -> EvalReport:
     return report
 
 
-def _seeded(config: EvalConfig, console: Console) -> EvalConfig:
-    """Sampling has a seed, so that the figures can be taken again."""
-    if config.decode.sampling.greedy or config.decode.seed is not None:
-        return config
+def seeded(decode: DecodeConfig, console: Console) -> DecodeConfig:
+    """Complete settings of which sampling has a seed, so that the figures can be taken again."""
+    assert decode.sampling is not None
+    if decode.sampling.greedy or decode.seed is not None:
+        return decode
     console.print("decode.seed: none is given; sampling with seed 0")
-    return replace(config, decode=replace(config.decode, seed=0))
+    return replace(decode, seed=0)
 
 
 def _prompts(config: EvalConfig, target: LoadedModel) -> list[list[int]]:
@@ -84,6 +88,7 @@ def measure(
         decoder = SpeculativeDecoder(ready, with_backend(draft, config.model.backend))
         methods.append(decoder_method(candidate.name, decoder, config.decode))
     total, done = len(methods) * len(prompts) * config.repeats, 0
+    assert config.decode.max_new_tokens is not None
     with console.status(f"decoding {len(prompts)} prompts in {len(methods)} ways") as status:
 
         def advance(name: str) -> None:

@@ -30,9 +30,9 @@ def write_pictures(drafts: Sequence[Mapping[str, Any]], output: Path) -> list[st
     steps = [row for row in drafts if row["step"] is not None]
     positions = [row for row in drafts if row["per_position_acceptance_rate"]]
     if steps:
-        _save(_over_training(Figure(figsize=(10, 4.2), layout="constrained"), steps), output / OVER_TRAINING)
+        save_figure(_over_training(Figure(figsize=(10, 4.2), layout="constrained"), steps), output / OVER_TRAINING)
     if positions:
-        _save(_by_position(Figure(figsize=(6.4, 4.2), layout="constrained"), positions), output / BY_POSITION)
+        save_figure(_by_position(Figure(figsize=(6.4, 4.2), layout="constrained"), positions), output / BY_POSITION)
     return []
 
 
@@ -99,7 +99,8 @@ def _finish(axes: Any, title: str | None = None) -> None:
         axes.legend(fontsize=8, title=title, title_fontsize=8)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write `figure` as PNG; it is there whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     figure.savefig(temporary, format="png", dpi=150)
     temporary.replace(path)

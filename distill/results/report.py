@@ -2,7 +2,6 @@
 
 import csv
 import io
-import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from decode.benchmark import MethodResult
+from decode.config import FIXED_LENGTH, LONGEST_DRAFT
 from decode.stats import Stats
-from distill.config import EvalConfig
+from decode.timing import spread_of
 from distill.results.candidates import Candidate
+from distill.results.config import EvalConfig
 from distill.results.pictures import write_pictures
 from distill.results.terms import recorded_bounds, said_of
 from distill.runs import plain, versions, write_json_atomic, write_text_atomic
@@ -58,6 +59,7 @@ def report_of(
 ) -> EvalReport:
     """Counts and ratios of counts; the only judgement is in the warnings."""
     plain_result, generate_result, *drafted = results
+    assert config.decode.sampling is not None  # complete settings
     greedy = config.decode.sampling.greedy
     drafts = [
         draft_row(candidate, result, plain_result, generate_result, greedy)
@@ -67,7 +69,7 @@ def report_of(
     if greedy:
         baselines[1]["mismatches"] = generate_result.mismatches(plain_result)
     timings = [
-        {"method": r.name, "prompt": i, "prompt_tokens": n, "tokens": len(t.answer.ids), "seconds": t.best}
+        {"method": r.name, "prompt": i, "prompt_tokens": n, "tokens": len(t.answer.ids), "seconds": t.best.seconds}
         for r in results
         for i, (n, t) in enumerate(zip(prompt_lengths, r.timings, strict=True))
     ]
@@ -82,14 +84,8 @@ def speed_row(result: MethodResult) -> dict[str, Any]:
         "total_tokens": result.total_tokens,
         "total_seconds": result.total_seconds,
         "tokens_per_second": result.tokens_per_second,
-        "spread": spread_of(result),
+        "spread": spread_of([t.paces for t in result.timings]),
     }
-
-
-def spread_of(result: MethodResult) -> float | None:
-    """How far the slowest timing of all prompts and repeats lies above the median one, in seconds per token."""
-    paces = [s / len(t.answer.ids) for t in result.timings if t.answer.ids for s in t.seconds]
-    return max(paces) / statistics.median(paces) - 1 if paces else None
 
 
 def draft_row(
@@ -141,10 +137,17 @@ def conditions(settings: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
     temperature = decode["sampling"]["temperature"]
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}, seed {decode.get('seed')}"
     return (
-        f"{settings['num_prompts']} prompts, {how}, at most {decode['max_new_tokens']} new tokens, "
-        f"{decode['num_speculative_tokens']} drafted a round, "
+        f"{settings['num_prompts']} prompts, {how}, at most {decode['max_new_tokens']} new tokens, {drafted(decode)}, "
         f"{versions.get('accelerator') or str(versions.get('threads')) + ' CPU threads'}"
     )
+
+
+def drafted(decode: Mapping[str, Any]) -> str:
+    """How many tokens a round drafts, in a phrase; from the settings of decoding in a report."""
+    policy, most = decode.get("draft_length", "fixed"), decode["num_speculative_tokens"]
+    if policy == "fixed":
+        return f"{FIXED_LENGTH if most is None else most} drafted a round"
+    return f"at most {LONGEST_DRAFT if most is None else most} drafted a round ({policy})"
 
 
 def write_report(report: EvalReport, output: Path) -> None:

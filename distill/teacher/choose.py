@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
+from decode.backends.prepacked import can_prepack, prepack
 from decode.errors import UsageError
-from decode.prepacked import can_prepack, prepack
 from distill.config import TeacherConfig
 from distill.data.examples import Example
 from distill.teacher import Teacher

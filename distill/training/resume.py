@@ -12,7 +12,8 @@ from distill.runs import plain
 from distill.training.history import Number
 
 # A run may continue with another value of these: where things lie, what runs them, what is shown. They leave the data
-# order, the loss and the schedule as they are; on other hardware sums may round differently.
+# order, the loss and the schedule as they are; on other hardware sums may round differently, and what a dropout draws
+# depends on how many processes share a step.
 FREE_KEYS = frozenset(
     {
         "output",
@@ -132,7 +133,7 @@ def refuse_changes(standing: Standing, config: FitConfig, say: Callable[[str], N
     """
     before, now = _flat(standing.record.config), _flat(plain(config))
     changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
-    refused = sorted(changed - FREE_KEYS)
+    refused = sorted(key for key in changed if not _is_free(key))
     if refused:
         told = "; ".join(f"{key}: {before.get(key)!r} before, {now.get(key)!r} now" for key in refused)
         raise UsageError(
@@ -141,6 +142,11 @@ def refuse_changes(standing: Standing, config: FitConfig, say: Callable[[str], N
         )
     for key in sorted(changed - {"output"}):
         say(f"{key}: continues with {now.get(key)!r}, was {before.get(key)!r}")
+
+
+def _is_free(key: str) -> bool:
+    """Whether `key` is of FREE_KEYS or part of one: max_time may be given in units of time."""
+    return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
 
 
 def refuse_other_inputs(standing: Standing, record: Record) -> None:

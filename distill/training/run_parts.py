@@ -8,10 +8,11 @@ import torch
 
 from decode.config import DTypeName, ModelConfig
 from decode.errors import UsageError
+from decode.health import check_healthy
 from decode.models import LoadedModel, choose_device, load_model
 from distill.config import FitConfig
 from distill.data.examples import load_prompts
-from distill.data.isolation import require_finite, require_isolation
+from distill.data.isolation import require_isolation
 from distill.data.module import DraftDataModule
 from distill.data.rows import check_source
 from distill.data.split import Data, load_data
@@ -42,8 +43,8 @@ def load_parts(config: FitConfig) -> Parts:
     target = load_model(config.target, model, role="target")
     trained_in: DTypeName = "float64" if config.model.dtype == "float64" else "float32"
     draft = load_draft(config.draft, target, replace(model, dtype=trained_in))
-    require_finite(target.model, "target")
-    require_finite(draft.model, "draft")
+    check_healthy(target, "target")
+    check_healthy(draft, "draft")
     if config.data.packing:
         require_isolation(draft.model, "draft")
         if config.teacher.kind == "online":

@@ -18,6 +18,8 @@ from decode.config import ModelConfig
 from decode.errors import UsageError, require
 from decode.models import choose_device
 
+# Each process holds the whole draft: a sharded one would save pieces that no other number of processes resumes from.
+# Processes that are spawned or forked would share the lock of the run's folder.
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 PRECISIONS: tuple[str, ...] = get_args(lightning_precision._PRECISION_INPUT_STR)
 OTHER_NAMES = (*get_args(lightning_precision._PRECISION_INPUT_STR_ALIAS), 64, 32, 16)
@@ -62,7 +64,7 @@ PASSED_ON: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_nodes": (_is_count, "an integer >= 1"),
     "precision": (lambda v: v in (None, *PRECISIONS, *OTHER_NAMES), "one of " + ", ".join(PRECISIONS)),
     "profiler": (lambda v: v in (None, *PROFILERS), ", ".join(PROFILERS) + " or null"),
-    "strategy": (lambda v: v in STRATEGIES, "one of " + ", ".join(STRATEGIES)),
+    "strategy": (lambda v: v in STRATEGIES, f"one of {', '.join(STRATEGIES)}: each process trains the whole draft"),
 }
 OUR_KEYS = {
     "accelerator": "model.device",

@@ -38,7 +38,7 @@ def test_e06_speed_is_tokens_over_the_least_time_warm_up_left_out(clock: Clock) 
     def stub(name: str, seconds: list[float]) -> Method:
         left = iter([100.0, *seconds])  # the warm-up is slow
 
-        def run(prompt: list[int], count: int) -> Answer:
+        def run(prompt: list[int], count: int, seed: int | None = None) -> Answer:
             calls.append((name, len(prompt)))
             clock.now += next(left)
             return Answer([1] * count)
@@ -50,11 +50,28 @@ def test_e06_speed_is_tokens_over_the_least_time_warm_up_left_out(clock: Clock) 
     a, b = run_benchmark([slow, fast], PROMPTS, 10, repeats=2)
     assert (a.total_tokens, a.total_seconds, a.tokens_per_second) == (30, 6.0, 5.0)
     assert (b.total_tokens, b.total_seconds) == (30, 3.0)
+    assert (a.warm_up_seconds, b.warm_up_seconds) == (100.0, 100.0)
+    assert [t.paces for t in b.timings] == [[0.5, 0.1], [0.1, 0.5], [0.1, 0.1]]
     assert b.speedup_over(a) == 2.0
     assert a.speedup_over(b) == 0.5
     by_prompt = [calls[2 + 2 * i : 4 + 2 * i] for i in range(6)]
     assert [row[0][1] for row in by_prompt] == [row[1][1] for row in by_prompt] == [3, 9, 5] * 2, "not interleaved"
     assert [row[0][0] for row in by_prompt] == ["slow", "fast"] * 3, "the order does not rotate"
+
+
+def test_e06_reading_the_prompt_is_timed_apart_and_each_prompt_has_its_own_seed(clock: Clock) -> None:
+    seeds: list[int | None] = []
+
+    def run(prompt: list[int], count: int, seed: int | None = None) -> Answer:
+        seeds.append(seed)
+        clock.now += len(prompt) + 2.0 * (count - 1)
+        return Answer([1] * count)
+
+    (found,) = run_benchmark([Method("one", run)], PROMPTS, 5, repeats=2, seed=7, first_tokens=True)
+    assert [[r.first_seconds for r in t.runs] for t in found.timings] == [[3.0] * 2, [9.0] * 2, [5.0] * 2]
+    assert [t.best.seconds for t in found.timings] == [11.0, 17.0, 13.0]
+    assert seeds == [7, *[7, 7, 8, 8, 9, 9] * 2]
+    assert found.only([2]).total_seconds == 13.0
 
 
 def test_all_methods_give_the_targets_greedy_text() -> None:
@@ -68,15 +85,33 @@ def test_all_methods_give_the_targets_greedy_text() -> None:
         decoder_method("plain", SpeculativeDecoder(loaded(target)), config),
         decoder_method("draft", SpeculativeDecoder(loaded(target), draft), config),
         transformers_method("transformers", loaded(target), config),
+        transformers_method("lookup", loaded(target), config, prompt_lookup_tokens=3),
         transformers_method("assisted", loaded(target), config, draft.model),
+        transformers_method("assisted:3", loaded(target), config, draft.model, num_assistant_tokens=3),
     ]
-    plain, drafted, theirs, assisted = run_benchmark(methods, PROMPTS, 12)
-    assert plain.outputs == drafted.outputs == theirs.outputs == reference
+    kept = draft.model.generation_config.to_dict()
+    plain, drafted, theirs, looked_up, assisted, _ = run_benchmark(methods, PROMPTS, 12, first_tokens=True)
+    assert draft.model.generation_config.to_dict() == kept
+    assert plain.outputs == drafted.outputs == theirs.outputs == looked_up.outputs == reference
     # Lengths only: their assisted generation is not ours to prove.
     assert [o[:4] for o in assisted.outputs] == [r[:4] for r in reference]
     assert plain.stats is None and drafted.stats is not None
     assert drafted.stats.num_output_tokens == drafted.total_tokens
     assert drafted.mismatches(plain) == 0
+
+
+def test_the_phases_of_a_call_are_those_of_its_passes() -> None:
+    target, draft = loaded(tiny_llama(0)), loaded(with_noise(tiny_llama(0), 0.05))
+    config = DecodeConfig(max_new_tokens=12, draft_length="fixed", num_speculative_tokens=3)
+    ours = decoder_method("draft", SpeculativeDecoder(target, draft), config).run(PROMPTS[0], 12)
+    assert ours.phases is not None and ours.stats is not None
+    assert ours.phases.rounds == len(ours.rounds) - 1 == ours.stats.num_target_steps - 1
+    theirs = transformers_method("transformers", target, config).run(PROMPTS[0], 12)
+    assert theirs.phases is not None
+    assert (theirs.phases.rounds, theirs.phases.draft_seconds) == (11, 0.0)
+    assisted = transformers_method("assisted", target, config, draft.model, num_assistant_tokens=3).run(PROMPTS[0], 12)
+    assert assisted.phases is not None and assisted.phases.draft_seconds > 0
+    assert not target.model._forward_hooks and not draft.model._forward_hooks
 
 
 def test_sampled_baselines_leave_global_randomness_alone() -> None:
@@ -88,7 +123,8 @@ def test_sampled_baselines_leave_global_randomness_alone() -> None:
     torch.manual_seed(5)
     before, pythons = torch.get_rng_state(), random.getstate()
     first, second = method.run(PROMPTS[0], 6), method.run(PROMPTS[0], 6)
-    assert first == second
+    assert first.ids == second.ids
+    assert len({tuple(method.run(PROMPTS[0], 6, seed).ids) for seed in range(8)}) > 1
     assert torch.equal(torch.get_rng_state(), before)
     assert random.getstate() == pythons
 
@@ -97,7 +133,7 @@ def test_the_baseline_takes_nothing_from_the_models_own_generation_config() -> N
     target = tiny_llama(0)
     target.generation_config.update(repetition_penalty=5.0, max_length=3, top_k=1, no_repeat_ngram_size=1)
     kept = target.generation_config.to_dict()
-    method = transformers_method("transformers", loaded(target), DecodeConfig())
+    method = transformers_method("transformers", loaded(target), DecodeConfig(sampling=SamplingConfig()))
     assert method.run(PROMPTS[1], 16).ids == greedy_reference(target, PROMPTS[1], 16)
     assert target.generation_config.to_dict() == kept
 

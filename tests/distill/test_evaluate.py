@@ -12,9 +12,9 @@ import torch
 from decode.config import DecodeConfig, ModelConfig, SamplingConfig
 from decode.errors import UsageError
 from decode.models import LoadedModel, load_model
-from distill.config import EvalConfig
 from distill.drafts.load import load_draft
 from distill.results.candidates import find_candidates
+from distill.results.config import EvalConfig
 from distill.results.evaluate import busy_share, evaluate
 from distill.results.report import EvalReport
 from distill.training.history import metrics_table
@@ -22,7 +22,7 @@ from tests.draft_files import make_draft, save_target, write_checkpoint
 from tests.fixtures import tiny_llama, with_noise
 
 CONFIG = ModelConfig(device="cpu", backend="eager")
-DECODE = DecodeConfig(max_new_tokens=12, num_speculative_tokens=3)
+DECODE = DecodeConfig(max_new_tokens=12, draft_length="fixed", num_speculative_tokens=3)
 VOCAB = 259
 
 
@@ -123,7 +123,7 @@ def test_the_table_is_printed_with_names_that_tell_the_acceptances_apart(
 
 
 def test_e04_plain_decoding_only_gives_null_rates_and_valid_json(home: Path, tmp_path: Path) -> None:
-    decode = DecodeConfig(max_new_tokens=6, num_speculative_tokens=0)
+    decode = replace(DECODE, num_speculative_tokens=0)
     report = evaluate(config_of(home, tmp_path / "out", drafts=[str(home / "untrained")], decode=decode))
     (row,) = report.drafts
     assert (row["num_draft_tokens"], row["draft_acceptance_rate"]) == (0, None)
@@ -135,7 +135,7 @@ def test_e04_plain_decoding_only_gives_null_rates_and_valid_json(home: Path, tmp
 
 
 def test_sampling_compares_no_texts(home: Path, tmp_path: Path) -> None:
-    decode = DecodeConfig(max_new_tokens=6, sampling=SamplingConfig(temperature=1.0), seed=3)
+    decode = replace(DECODE, sampling=SamplingConfig(temperature=1.0), seed=3)
     report = evaluate(config_of(home, tmp_path / "out", drafts=[str(home / "untrained")], decode=decode))
     assert report.drafts[0]["mismatches"] is None
 
@@ -143,7 +143,7 @@ def test_sampling_compares_no_texts(home: Path, tmp_path: Path) -> None:
 def test_sampling_without_a_seed_takes_seed_0_and_says_so(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    decode = DecodeConfig(max_new_tokens=6, sampling=SamplingConfig(temperature=1.0))
+    decode = replace(DECODE, sampling=SamplingConfig(temperature=1.0))
     options = {"drafts": [str(home / "untrained")], "decode": decode}
     first, second = (evaluate(config_of(home, tmp_path / name, **options)) for name in ("a", "b"))
     assert "decode.seed: none is given; sampling with seed 0" in capsys.readouterr().err

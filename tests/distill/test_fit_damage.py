@@ -13,6 +13,7 @@ from lightning import Trainer
 
 from decode.config import ModelConfig
 from decode.errors import DraftsmithError, UsageError
+from distill.cli import main as cli
 from distill.config import TeacherConfig
 from distill.drafts.load import read_checkpoint
 from distill.training.history import TIMED_COLUMNS, DamagedTable, metrics_table, steps_table
@@ -181,6 +182,26 @@ def test_weights_that_are_no_numbers_are_named(role: str, value: float, fit_pair
     ):
         run_fit(fit_pair, tmp_path / "run", **{role: str(tmp_path / role)})
     assert not (tmp_path / "run").exists()
+
+
+def test_fit_and_generate_say_the_same_of_a_target_that_is_no_numbers(
+    fit_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_llama(1, vocab_size=len(byte_tokenizer()))
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    save_target(tmp_path / "target", model)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    pair, rows = f"--target {tmp_path / 'target'} --model.backend eager", fit_pair / "rows.jsonl"
+    commands = {
+        "fit": f"{pair} --draft {fit_pair / 'draft'} --data.train {rows} --data.max_length 32 --max_steps 1",
+        "generate": f"{pair} --prompts {tmp_path / 'prompts.jsonl'} --max_new_tokens 2",
+    }
+    for name, options in commands.items():
+        assert cli.main([name, *options.split(), "--output", str(tmp_path / "out.jsonl")]) == 1
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said == f"draftsmith {name}: target: its logits are NaN or infinite; its weights or dtype are at fault"
+        assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*AMP with fp16 is not supported on CPU.*")

@@ -1,4 +1,4 @@
-"""Two processes train to what one does."""
+"""Two processes train to what one does, from the start or from where the other left off."""
 
 import os
 import subprocess
@@ -8,45 +8,66 @@ from pathlib import Path
 import pytest
 import torch
 
-from distill.training.fit import fit
+from distill.training.fit import FitReport, fit
 from distill.training.history import TIMED_COLUMNS, metrics_table, steps_table
 from distill.training.run_parts import load_parts
-from tests.distill.two_ranks import ranks_config
+from tests.distill.two_ranks import ONE_SEGMENT, ranks_config
 from tests.draft_files import make_draft, save_target
 from tests.fit_runs import distance, write_id_rows
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_t32_two_gloo_ranks_equal_one(tmp_path: Path) -> None:
-    save_target(tmp_path / "target")
-    write_id_rows(tmp_path / "rows.jsonl", count=22)
-    make_draft(tmp_path / "target", tmp_path / "draft")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitReport, subprocess.CompletedProcess[str]]:
+    """One run by one process, one by two, and two that were each begun by so many and ended by the others."""
+    folder = tmp_path_factory.mktemp("ranks")
+    save_target(folder / "target")
+    write_id_rows(folder / "rows.jsonl", count=22)
+    make_draft(folder / "target", folder / "draft")
+    assert fit(ranks_config(folder, "grown", 1, **ONE_SEGMENT)).step == 2
     two = subprocess.run(
-        [sys.executable, "-m", "tests.distill.two_ranks", str(tmp_path)],
+        [sys.executable, "-m", "tests.distill.two_ranks", str(folder)],
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert two.returncode == 0, two.stderr
-    config = ranks_config(tmp_path, "one", devices=1)
-    feed = load_parts(config).feed
+    assert fit(ranks_config(folder, "shrunk", 1)).resumed_from == 2
+    return folder, fit(ranks_config(folder, "one", 1)), two
+
+
+def test_t32_two_gloo_ranks_go_through_the_whole_run(
+    runs: tuple[Path, FitReport, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, one, two = runs
+    feed = load_parts(ranks_config(folder, "one", devices=1)).feed
     assert [len(rows) for rows in feed.schedule.window(feed.num_steps - 1)][-1] == 1
-    one = fit(config)
     assert one.complete and one.num_steps > 2
-    assert two.stdout.count(f"{one.step} of {one.num_steps}") == 2  # both ranks came to the end
-    for name in [p.name for p in (tmp_path / "one" / "checkpoints").iterdir()]:
+    for told in (f"two: {one.step} of {one.step} from None", f"grown: {one.step} of {one.step} from 2"):
+        assert two.stdout.count(told) == 2, two.stdout  # both ranks came to the end
+    assert two.stdout.count(f"shrunk: 2 of {one.step} from None") == 2
+    assert "trainer.devices: continues with 2, was 1" in two.stderr
+    assert "sync_dist" not in two.stderr
+
+
+@pytest.mark.parametrize("other", ["two", "grown", "shrunk"])
+def test_t32_r15_however_many_processes_a_run_has_it_equals_one(
+    other: str, runs: tuple[Path, FitReport, subprocess.CompletedProcess[str]]
+) -> None:
+    folder = runs[0]
+    names = [sorted(p.name for p in (folder / run / "checkpoints").iterdir()) for run in ("one", other)]
+    assert names[0] == names[1]
+    for name in names[0]:
         states = [
-            torch.load(tmp_path / run / "checkpoints" / name, weights_only=True)["state_dict"] for run in ("one", "two")
+            torch.load(folder / run / "checkpoints" / name, weights_only=True)["state_dict"] for run in ("one", other)
         ]
         assert distance(*states) < 1e-9
     for table in (metrics_table, steps_table):
-        rows = [table(tmp_path / run).rows() for run in ("one", "two")]
+        rows = [table(folder / run).rows() for run in ("one", other)]
         assert len(rows[0]) == len(rows[1])
         for a, b in zip(*rows, strict=True):
             for column in a.keys() - set(TIMED_COLUMNS):
                 assert a[column] == pytest.approx(b[column], abs=1e-9), column
-    assert "sync_dist" not in two.stderr

@@ -14,6 +14,8 @@ from decode.config import DecodeConfig
 from decode.errors import UsageError
 from decode.models import DRAFT_VOCAB_FILE
 from distill.config import DataConfig, JudgeConfig, LossConfig, OptimizerConfig, TeacherConfig
+from distill.runs import plain
+from distill.training.resume import Record, Standing, refuse_changes
 from distill.training.trainer_options import PASSED_ON
 from tests.draft_files import save_target
 from tests.fit_runs import fit_config, run_fit, tree, write_id_rows
@@ -68,6 +70,14 @@ def test_r13_free_settings_are_honoured_with_a_notice_and_changed_rows_refused(
     write_id_rows(rows, seed=9)
     with pytest.raises(UsageError, match=r"data.train.*changed since the run's checkpoint step-000002.ckpt"):
         run_fit(fit_pair, tmp_path / "run", data=data, max_steps=4)
+
+
+@pytest.mark.parametrize("before, now", [({"seconds": 0}, None), ("00:01:00:00", {"hours": 1}), ({"days": 1}, "0")])
+def test_r13_the_time_of_a_start_may_change_in_whatever_form_it_is_given(before: Any, now: Any, tmp_path: Path) -> None:
+    configs = [fit_config(tmp_path, trainer={"max_time": value}) for value in (before, now)]
+    said: list[str] = []
+    refuse_changes(Standing(tmp_path, 2, Record(plain(configs[0]), 6, ""), []), configs[1], said.append)
+    assert said and all(line.startswith("trainer.max_time") and ": continues with " in line for line in said)
 
 
 def copy_pair(pair: Path, folder: Path) -> Path:

@@ -19,12 +19,12 @@ from distill.generate import GenerateReport, answer, generate
 from tests.fixtures import (
     FAMILIES,
     byte_tokenizer,
-    chi_square_p,
     greedy_reference,
     loaded,
     random_prompt,
     tiny_llama,
 )
+from tests.tables import chi_square_p
 
 GREEDY = SamplingConfig()
 PLAIN = SamplingConfig(temperature=1.0)
@@ -210,9 +210,11 @@ def test_a19_ids_that_the_target_has_no_row_for_are_refused(tmp_path: Path) -> N
         run(tmp_path, [{"prompt": "a<new>"}], tokenizer)
 
 
-def test_backends_are_honoured_or_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'prepacked' needs float32"):  # the fixture is fp64
-        run(tmp_path, [{"prompt": "a"}], model=ModelConfig(backend="prepacked"))
+def test_a_backend_that_cannot_serve_the_target_falls_back_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, [{"prompt": "a"}], model=ModelConfig(backend="prepacked"))  # the fixture is fp64
+    assert "backend prepacked cannot serve" in caplog.text
 
 
 def test_files_are_looked_at_before_the_target_is_loaded(tmp_path: Path) -> None:

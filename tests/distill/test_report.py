@@ -9,22 +9,24 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from decode.benchmark import Answer, MethodResult, Timing
-from decode.config import DecodeConfig
+from decode.benchmark import Answer, MethodResult, Run, Timing
+from decode.config import DecodeConfig, SamplingConfig
 from decode.stats import Stats
-from distill.config import EvalConfig
 from distill.results import pictures
 from distill.results.candidates import Candidate
+from distill.results.config import EvalConfig
 from distill.results.pictures import write_pictures
 from distill.results.report import EvalReport, acceptance_csv, conditions, perf_csv, print_report, report_of
 
-CONFIG = EvalConfig("t", ["d"], "p.jsonl", "o", decode=DecodeConfig(num_speculative_tokens=2))
+CONFIG = EvalConfig(
+    "t", ["d"], "p.jsonl", "o", decode=DecodeConfig(num_speculative_tokens=2, sampling=SamplingConfig())
+)
 STATS = Stats(10, 20, 8, 16, 10, (1, 4, 3))
 
 
 def result(name: str, seconds: float, tokens: int = 10, stats: Stats | None = None, first: int = 1) -> MethodResult:
     """Two prompts of `tokens` tokens each, in `seconds` each."""
-    return MethodResult(name, [Timing(Answer([first] * tokens, stats), [seconds]) for _ in range(2)])
+    return MethodResult(name, [Timing([Run(Answer([first] * tokens, stats), seconds)]) for _ in range(2)])
 
 
 def make_report(*drafted: MethodResult, busy: float | None = 0.0, steps: bool = True) -> EvalReport:
@@ -86,7 +88,9 @@ def test_a_busy_machine_and_a_wide_spread_are_told() -> None:
     report = make_report(result("d", 0.5, stats=STATS), busy=0.8)
     assert any("other processes took 80% of the CPUs" in line for line in report.warnings)
     baselines = [result("plain decoding", 1.0), result("transformers' generate", 2.0)]
-    wide = MethodResult("plain decoding", [baselines[0].timings[0], Timing(Answer([1] * 10), [1.0, 4.0])])
+    wide = MethodResult(
+        "plain decoding", [baselines[0].timings[0], Timing([Run(Answer([1] * 10), s) for s in (1.0, 4.0)])]
+    )
     found = report_of(CONFIG, [], [wide, baselines[1]], [5, 7], None).warnings
     assert found == ["plain decoding's slowest prompt took 4.0 times the median per token; a wide spread"]
     assert make_report(result("d", 0.5, stats=STATS), busy=0.1).warnings == []
@@ -175,9 +179,15 @@ def test_e06_the_lengths_of_the_prompts_are_beside_the_timings() -> None:
     assert [line.split(",")[1:3] for line in lines[1:3]] == [["0", "5"], ["1", "7"]]
 
 
-def test_the_conditions_tell_how_many_prompts_were_decoded_and_with_which_seed() -> None:
+def test_the_conditions_tell_how_many_prompts_were_decoded_how_and_with_which_seed() -> None:
     report = bounded_report(1.0)
     assert CONFIG.num_prompts == 8
-    assert printed(report).startswith("2 prompts, greedy, ")
-    sampling = {**report.settings["decode"], "sampling": {"temperature": 0.7}, "seed": 0}
-    assert "temperature 0.7, seed 0" in conditions({**report.settings, "decode": sampling}, {})
+    assert printed(report).startswith(
+        "2 prompts, greedy, at most 128 new tokens, at most 2 drafted a round (cost_model), "
+    )
+    decode = {**report.settings["decode"], "sampling": {"temperature": 0.7}, "seed": 0, "draft_length": "fixed"}
+    told = conditions({**report.settings, "decode": decode}, {})
+    assert "temperature 0.7, seed 0" in told and ", 2 drafted a round, " in told
+    assert ", 3 drafted a round, " in conditions(
+        {**report.settings, "decode": {**decode, "num_speculative_tokens": None}}, {}
+    )

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from decode.errors import UsageError
 from distill.folders import read_record, run_folder
+from distill.runs import record_run
 from tests.draft_files import make_draft, save_target
 from tests.fit_runs import run_fit, tree
 
@@ -93,6 +95,25 @@ def test_a_folder_belongs_to_the_command_that_made_it(tmp_path: Path) -> None:
         pass
     assert tree(tmp_path) == before
     with pytest.raises(UsageError, match="holds files that `draftsmith eval` did not make"), run_folder(tmp_path, EVAL):
+        pass
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_run_without_its_record_is_refused_with_what_would_continue_it(content: str | None, tmp_path: Path) -> None:
+    with run_folder(tmp_path, FIT):
+        record_run(tmp_path, {"seed": 1})
+    if content is None:
+        (tmp_path / "draftsmith.json").unlink()
+    else:
+        (tmp_path / "draftsmith.json").write_text(content)
+    told = r"^output: .* holds files that `draftsmith fit` did not make; remove it or choose another\. "
+    told += r"If `draftsmith fit` did, as command\.txt there tells: write (?P<record>{.*}) to (?P<file>/.*)$"
+    with pytest.raises(UsageError, match=told) as caught, run_folder(tmp_path, FIT):
+        pass
+    found = re.match(told, str(caught.value))
+    assert found
+    Path(found["file"]).write_text(found["record"])
+    with run_folder(tmp_path, FIT):
         pass
 
 

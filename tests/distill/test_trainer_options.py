@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, StrategyRegistry
 
 from decode.config import ModelConfig
 from decode.errors import UsageError
+from distill.cli import main as cli
 from distill.training import trainer_options
-from distill.training.trainer_options import PASSED_ON, check_options, make_trainer
+from distill.training.trainer_options import PASSED_ON, STRATEGIES, check_options, make_trainer
 from tests.fit_runs import run_fit
 
 CPU = ModelConfig(device="cpu")
@@ -43,7 +45,7 @@ LEGAL: dict[str, list[Any]] = {
     "num_nodes": [1],
     "precision": ["32-true", "bf16-mixed", "bf16", 64, None],
     "profiler": [None, "simple"],
-    "strategy": ["auto"],
+    "strategy": ["auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true"],
 }
 
 
@@ -75,3 +77,23 @@ def test_what_lightning_refuses_leaves_no_run(
     with pytest.raises(UsageError, match=r"^trainer: two lines$"):
         run_fit(fit_pair, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", sorted({*StrategyRegistry.available_strategies(), "model_parallel"} - {*STRATEGIES}))
+def test_r15_what_shards_the_draft_or_spawns_is_refused_at_the_start(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"  # neither target nor draft is there: no model has been looked at
+    options = f"--target t --draft d --output {output} --data.train a.jsonl --max_steps 1 --trainer.strategy {name}"
+    assert cli.main(["fit", *options.split()]) == 2
+    told = f"draftsmith fit: trainer.strategy: '{name}' is not legal; expected one of {', '.join(STRATEGIES)}: "
+    assert capsys.readouterr().err == f"{told}each process trains the whole draft\n"
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy])
+def test_r15_a_sharded_strategy_in_person_is_refused(strategy: Any) -> None:
+    with pytest.raises(
+        UsageError, match=rf"^trainer\.strategy: <.*{strategy.__name__} .* is not legal; expected [^\n]+$"
+    ):
+        check_options({"strategy": strategy()})

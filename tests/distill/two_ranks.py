@@ -1,15 +1,19 @@
-"""A program for test_fit_ranks: the run of `ranks_config` in two gloo processes. Usage: two_ranks.py FOLDER."""
+"""A program for test_fit_ranks: runs of `ranks_config` in two gloo processes. Usage: two_ranks.py FOLDER."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from decode.config import ModelConfig
 from distill.config import DataConfig, FitConfig, OptimizerConfig
 from distill.training.fit import fit
 from tests.fit_runs import fit_config
 
+ONE_SEGMENT = {"max_time": {"seconds": 0}}
+"""Trainer options that end a run at its next checkpoint."""
 
-def ranks_config(folder: Path, output: str, devices: int) -> FitConfig:
+
+def ranks_config(folder: Path, output: str, devices: int, **trainer: Any) -> FitConfig:
     """Windows of 3 x 2 rows and a short last one, whose last micro-batch has a single row: one rank goes without."""
     data = DataConfig(train=[str(folder / "rows.jsonl")], max_length=32, batch_size=2, packing=False)
     return fit_config(
@@ -20,10 +24,21 @@ def ranks_config(folder: Path, output: str, devices: int) -> FitConfig:
         max_epochs=1,
         optimizer=OptimizerConfig(accumulate=3),
         model=ModelConfig(device="cpu", dtype="float64", backend="eager"),
-        trainer={"devices": devices, "log_every_n_steps": 1, "enable_progress_bar": False},
+        trainer={"devices": devices, "log_every_n_steps": 1, "enable_progress_bar": False, **trainer},
     )
 
 
+def main(folder: Path) -> None:
+    """A whole run, the rest of one that a single process began, and the beginning of one for it to end."""
+    for output, options in {
+        "two": {},
+        "grown": {"strategy": "ddp"},
+        "shrunk": {"strategy": "ddp_find_unused_parameters_false", **ONE_SEGMENT},
+    }.items():
+        report = fit(ranks_config(folder, output, 2, **options))
+        # in one write: the other process prints too
+        sys.stdout.write(f"{output}: {report.step} of {report.num_steps} from {report.resumed_from}\n")
+
+
 if __name__ == "__main__":
-    report = fit(ranks_config(Path(sys.argv[1]), "two", devices=2))
-    sys.stdout.write(f"{report.step} of {report.num_steps}\n")  # in one write: the other process prints too
+    main(Path(sys.argv[1]))
