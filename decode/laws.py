@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import torch
@@ -93,9 +94,7 @@ class Law:
     @staticmethod
     def point(tokens: Tensor, healthy: Tensor | bool | None = None, dtype: torch.dtype = torch.float32) -> "Law":
         """All mass of each row on one token; `tokens` [R]."""
-        return Law(
-            torch.ones(1, 1, dtype=dtype, device=tokens.device).expand(len(tokens), 1), tokens.unsqueeze(1), healthy
-        )
+        return Law(_one(dtype, tokens.device).expand(len(tokens), 1), tokens.unsqueeze(1), healthy)
 
     @staticmethod
     def cat(laws: "Sequence[Law]", vocab_size: int) -> "Law":
@@ -110,6 +109,11 @@ class Law:
         if len(ids) == len(laws) and len({part.shape[1] for part in ids}) == 1:
             return Law(torch.cat([law.probs for law in laws]), torch.cat(ids), healthy)
         return Law(torch.cat([law.dense(vocab_size) for law in laws]), None, healthy)
+
+
+@cache
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(1, 1, dtype=dtype, device=device)
 
 
 def told(flag: Tensor) -> Tensor | bool:

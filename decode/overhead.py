@@ -123,17 +123,19 @@ def compare_overheads(
     backend: str,
     prompts: Sequence[list[int]],
     config: DecodeConfig,
+    assistant: Any = None,
 ) -> dict[str, Overhead]:
     """The cost of our own decoding, with `backend`, beside transformers' assisted generation, of the same pair and with
-    as many drafted tokens a round."""
+    as many drafted tokens a round. `assistant`: the draft as transformers loads it; None: the draft's own model."""
     target, draft = pair
+    assistant = draft.model if assistant is None else assistant
     (ours, of_target), (drafter, of_draft) = (clocked(with_backend(loaded, backend)) for loaded in pair)
     most = config.max_new_tokens or 1
     own = decoder_method("draftsmith", SpeculativeDecoder(ours, drafter), config)
     costs = {own.name: measure_overhead(lambda p: own.run(p, most), of_target, of_draft, prompts)}
     theirs = transformers_method(
-        "transformers assisted", target, config, draft.model, num_assistant_tokens=config.most_drafted
+        "transformers assisted", target, config, assistant, num_assistant_tokens=config.most_drafted
     )
-    with hooked(target.model) as of_target, hooked(draft.model) as of_draft:
+    with hooked(target.model) as of_target, hooked(assistant) as of_draft:
         costs[theirs.name] = measure_overhead(lambda p: theirs.run(p, most), of_target, of_draft, prompts)
     return costs

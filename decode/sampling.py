@@ -32,8 +32,7 @@ def law_of(
     """
     precise = torch.promote_types(logits.dtype, torch.float32)
     if sampling.greedy:
-        best, healthy = _largest(logits)
-        return Law.point(best if ids is None else ids[best], healthy, precise)
+        return Law.point(*_largest(logits, ids), precise)
     probs, columns = _top_k(logits.to(precise), sampling)
     healthy = told((probs[:, 0] >= 0).all())  # a row that defines no law is NaN from end to end
     if sampling.top_p < 1 or sampling.min_p > 0:
@@ -45,14 +44,15 @@ def law_of(
     return Law(probs, columns, healthy)
 
 
-def _largest(logits: Tensor) -> tuple[Tensor, Tensor | bool]:
-    """The column [R] of each row's largest logit, the lowest among equals, and whether all of these are finite."""
+def _largest(logits: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | bool]:
+    """The token [R] of each row's largest logit, the lowest among equals, and whether all of these are finite."""
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
         rows = logits.numpy()  # its argmax is six times as fast as torch's on a CPU
         best = rows.argmax(-1)
-        return torch.from_numpy(best), all(math.isfinite(row[column]) for row, column in zip(rows, best, strict=True))
+        tokens = best if ids is None else ids.numpy()[best]
+        return torch.from_numpy(tokens), all(math.isfinite(row[column]) for row, column in zip(rows, best, strict=True))
     found = logits.max(-1)
-    return found.indices, told(found.values.isfinite().all())
+    return found.indices if ids is None else ids[found.indices], told(found.values.isfinite().all())
 
 
 def _top_k(scores: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor | None]:

@@ -53,9 +53,15 @@ class SlotSession:
         self._slots = forward.new_slots(rows, length)
         self._seen = [0] * rows
 
-    @torch.inference_mode()
     def extend(self, contexts: Sequence[Tensor], keep: Sequence[int]) -> list[Tensor]:
-        """See Session. Rows end together: a shorter suffix begins in a later column or chunk than a longer one."""
+        """See Session."""
+        if torch.is_inference_mode_enabled():
+            return self._extend(contexts, keep)
+        with torch.inference_mode():  # to enter it again at every step would cost as much as two operations
+            return self._extend(contexts, keep)
+
+    def _extend(self, contexts: Sequence[Tensor], keep: Sequence[int]) -> list[Tensor]:
+        """Rows end together: a shorter suffix begins in a later column or chunk than a longer one."""
         if len(keep) == 1 and 0 < keep[0] <= len(contexts[0]) - self._seen[0] <= PREFILL_CHUNK:
             return [self._feed_one(contexts[0], keep[0])]
         unseen = [
@@ -75,17 +81,12 @@ class SlotSession:
 
     def _feed_one(self, context: Tensor, keep: int) -> Tensor:
         """The everyday step of a single row, with as few operations as there can be."""
-        seen, self._seen[0] = self._seen[0], len(context)
-        fed = len(context) - seen
-        width = self._forward.pad_width(fed)
-        if width > fed:
-            self._seen[0] = seen
-            return self._feed([context], [fed], keep)[0].to(context.device)
-        self._slots.aim([seen], [fed], self._device, width)
-        ids = context[None, seen:]
-        return self._forward(ids if ids.device == self._device else ids.to(self._device), self._slots, keep)[0].to(
-            context.device
-        )
+        seen, fed = self._seen[0], len(context) - self._seen[0]
+        if self._forward.pad_width(fed) > fed:
+            return _on(context.device, self._feed([context], [fed], keep)[0])
+        self._slots.aim([seen], [fed], self._device, fed)
+        self._seen[0] = len(context)
+        return _on(context.device, self._forward(_on(self._device, context[None, seen:]), self._slots, keep)[0])
 
     def _feed(self, contexts: Sequence[Tensor], fed: list[int], keep: int) -> Tensor:
         width = self._forward.pad_width(max(fed))
@@ -108,6 +109,10 @@ class SlotSession:
     def keep_rows(self, rows: Sequence[int]) -> None:
         self._slots.keep_rows(rows)
         self._seen = [self._seen[row] for row in rows]
+
+
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor if tensor.device == device else tensor.to(device)
 
 
 def new_session(loaded: "LoadedModel", rows: int, length: int) -> Session:

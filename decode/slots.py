@@ -21,7 +21,9 @@ class Slots:
         tensors, for compiled forwards; else buffers grow with the texts and only the slots in use are handed out."""
         self.rows, self.length = rows, length
         self.span = 0  # slots that the current forward sees
-        self.positions = torch.empty(rows, 0, dtype=torch.int64)  # [B, W] of the tokens of the current forward
+        self.width = 0  # columns of the current forward
+        self._positions: Tensor | None = torch.empty(rows, 0, dtype=torch.int64)
+        self._device = torch.device("cpu")
         self._fixed = fixed_shapes
         self._size = length if fixed_shapes else 0  # slots of a buffer, that for padding apart
         self._start = 0
@@ -32,26 +34,39 @@ class Slots:
     def aim(self, starts: Sequence[int], widths: Sequence[int], device: torch.device, width: int | None = None) -> None:
         """Prepare a forward that feeds `widths[b]` tokens of row b from position `starts[b]` on. They fill the last
         columns of `width` (default: the widest row's); the columns before them are padding."""
-        most = max(widths) if width is None else width
+        self.width = most = max(widths) if width is None else width
+        self._device = device
         used = max(start + fed for start, fed in zip(starts, widths, strict=True))
         if used > self._size:
             self._size = max(used, min(self.length, max(2 * self._size, LEAST_SLOTS)))
         self.span = self._size + 1 if self._fixed else used
         self._masks.clear()
         if not self._fixed and min(widths) == most and min(starts) == max(starts):
-            self._start, self._at = starts[0], None
-            self.positions = torch.arange(starts[0], starts[0] + most, device=device).expand(self.rows, most)
+            self._start, self._at, self._positions = starts[0], None, None
         else:
             self._aim_by_index(starts, widths, device, most)
+
+    @property
+    def start(self) -> int | None:
+        """The position of the current forward's first column, where that is the same in all rows and none is padded."""
+        return self._start if self._at is None else None
+
+    @property
+    def positions(self) -> Tensor:
+        """[B, W] of the tokens of the current forward."""
+        if self._positions is None:
+            end = self._start + self.width
+            self._positions = torch.arange(self._start, end, device=self._device).expand(self.rows, self.width)
+        return self._positions
 
     def _aim_by_index(self, starts: Sequence[int], widths: Sequence[int], device: torch.device, most: int) -> None:
         # A padding token takes the position of a token that its row has or gets, which every model can embed.
         first = [start if fed else max(start - 1, 0) for start, fed in zip(starts, widths, strict=True)]
         table = torch.tensor([first, widths], device=device)  # [2, B]
         ahead = torch.arange(most, device=device) - most + table[1].unsqueeze(1)  # [B, W]; below 0: padding
-        self.positions = table[0].unsqueeze(1) + ahead.clamp(min=0)
+        self._positions = table[0].unsqueeze(1) + ahead.clamp(min=0)
         row = torch.arange(self.rows, device=device).unsqueeze(1)
-        self._at = (row, self.positions.masked_fill(ahead < 0, self._size))
+        self._at = (row, self._positions.masked_fill(ahead < 0, self._size))
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the current tokens' [B, H, W, D]; returns all keys and values that may be seen, [B, H, span, D]."""
@@ -78,7 +93,7 @@ class Slots:
 
     def hides_nothing(self, window: int | None) -> bool:
         """Whether every token of this step may see the whole span, so that the mask may be left out."""
-        return self._at is None and self.positions.shape[1] == 1 and (window is None or window >= self.span)
+        return self._at is None and self.width == 1 and (window is None or window >= self.span)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """[B, 1, W, span], to be added to attention scores: 0 where a token may look, -inf elsewhere. With a `window` a

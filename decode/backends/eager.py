@@ -31,7 +31,7 @@ class SlotCache(Cache):
         return self.slots.update(layer_idx, key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return max(self.slots.span - self.slots.positions.shape[1], 0)
+        return max(self.slots.span - self.slots.width, 0)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.slots.span, 0

@@ -27,7 +27,7 @@ class LeanSlots(Slots):
     def aim(self, starts: Sequence[int], widths: Sequence[int], device: torch.device, width: int | None = None) -> None:
         """See Slots."""
         super().aim(starts, widths, device, width)
-        self.fresh = not any(starts) and min(widths) == self.span == self.positions.shape[1]
+        self.fresh = not any(starts) and min(widths) == self.span == self.width
 
 
 class _Layer(NamedTuple):
@@ -99,10 +99,13 @@ class LeanForward:
         return slots.mask(window, self._embeddings.dtype), False
 
     def _turns(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of the step's positions, [B, 1, W, D] each."""
+        """Cosines and signed sines of the step's positions, [W, D] or [B, 1, W, D] each."""
         if slots.length >= self._angles[-1].shape[0]:
             self._extend_angles(slots.length + 1)
-        cos, sin = F.embedding(slots.positions, self._angles[-1]).unsqueeze(1).chunk(2, -1)
+        if slots.start is not None:
+            cos, sin = self._angles[-1][slots.start : slots.start + slots.width].chunk(2, -1)
+        else:
+            cos, sin = F.embedding(slots.positions, self._angles[-1]).unsqueeze(1).chunk(2, -1)
         return cos, sin
 
     def _extend_angles(self, length: int) -> None:

@@ -48,16 +48,17 @@ class StaticSlots(Slots):
         super().aim(starts, widths, device, width)
         assert self._at is not None
         fresh = (self.positions, *self._at)
-        step = self.store.steps.setdefault(self.positions.shape[1], fresh)
+        step = self.store.steps.setdefault(self.width, fresh)
         for stays, moves in zip(step, fresh, strict=True):
             if stays is not moves:
                 stays.copy_(moves)
-        self.positions, self._at = step[0], step[1:]
+        self._positions, self._at = step[0], step[1:]
 
     def aim_at(self, positions: Tensor) -> None:
         """Prepare a forward at `positions` [1, W], which are not read by the host; none of them is padding."""
         self._masks.clear()
-        self.positions, self._at = positions, (torch.zeros_like(positions[:, :1]), positions)
+        self.width, self._positions = positions.shape[1], positions
+        self._at = (torch.zeros_like(positions[:, :1]), positions)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """See Slots. The memory is the store's and stays."""
