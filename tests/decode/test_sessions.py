@@ -171,7 +171,7 @@ def test_control_a_wrong_position_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
     def off_by_one(self: Slots, *args: Any) -> None:
         aim(self, *args)
-        self.positions = self.positions + (self.positions > 0)
+        self._positions = self.positions + (self.positions > 0)
 
     monkeypatch.setattr(Slots, "aim", off_by_one)
     assert Life(slot_session(model, 1), model, prompts(5), seed=0).run(2) > 1e-3
