@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from decode.draft_length import DRAFT_LENGTHS, FIXED_LENGTH, LONGEST_DRAFT
 from decode.errors import require, require_least
 
-DraftLengthName = Literal["fixed", "heuristic", "confidence", "entropy", "cost_model"]
 VerifierName = Literal["auto", "token", "block"]
 BackendName = Literal["auto", "eager", "prepacked", "lean", "compiled", "cuda_graph"]
 DTypeName = Literal["auto", "float32", "float64", "bfloat16", "float16"]
@@ -14,9 +14,6 @@ QuantizationName = Literal["none", "int8", "bnb-8bit", "bnb-4bit"]
 
 # Below it the law is a point mass to every purpose, and transformers' own fp32 division of logits nears overflow.
 SMALLEST_TEMPERATURE = 1e-6
-# Tokens drafted per round where none are stated: by a fixed length, and at most by a policy that chooses.
-FIXED_LENGTH = 3
-LONGEST_DRAFT = 8
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class DecodeConfig:
     num_speculative_tokens: int | None = None
     """Tokens drafted per round; where draft_length chooses, the most that a round may draft; 0 is plain decoding.
     null: 3 for fixed, 8 for the others."""
-    draft_length: DraftLengthName = "cost_model"
+    draft_length: str = "cost_model"
     """fixed; heuristic: as transformers; confidence, entropy: stop where the draft is unsure; cost_model: what the
     measured costs and the acceptance so far make fastest, plain decoding where that is fastest."""
     draft_threshold: float | None = None
@@ -107,14 +104,17 @@ class DecodeConfig:
     """Report each new token's log-probability under the target, before penalties, temperature and filters."""
 
     def __post_init__(self) -> None:
+        names = ", ".join(DRAFT_LENGTHS)
+        require(self.draft_length in DRAFT_LENGTHS, "draft_length", self.draft_length, f"one of {names}")
         tokens = self.max_new_tokens
         require(tokens is None or 0 <= tokens < 2**31, "max_new_tokens", tokens, "an integer >= 0, or null")
         k = self.num_speculative_tokens
         require(k is None or 0 <= k <= 64, "num_speculative_tokens", k, "an integer from 0 (plain decoding) to 64")
-        threshold, by_threshold = self.draft_threshold, self.draft_length in ("confidence", "entropy")
+        threshold, policy = self.draft_threshold, DRAFT_LENGTHS[self.draft_length]
         require(threshold is None or 0 <= threshold <= 1, "draft_threshold", threshold, "a number in [0, 1]")
-        require(threshold is None or by_threshold, "draft_threshold", threshold, "null, unless draft_length is "
-                "confidence or entropy")  # fmt: skip
+        by_threshold = ", ".join(name for name, each in DRAFT_LENGTHS.items() if hasattr(each, "default_threshold"))
+        legal = f"null, unless draft_length is one of {by_threshold}"
+        require(threshold is None or hasattr(policy, "default_threshold"), "draft_threshold", threshold, legal)
         require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "an integer >= 0, or null")
         require(min(self.eos_token_ids or [0]) >= 0, "eos_token_ids", self.eos_token_ids, "token ids >= 0, or null")
         require(all(self.stop_strings), "stop_strings", self.stop_strings, "strings that are not empty")

@@ -14,7 +14,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ from torch import Tensor
 from decode.embedded import cache_folder
 from decode.models import LoadedModel
 from decode.session import Session, new_session
+from decode.theory import Costs
 
 FORMAT = 1  # raised when what is measured changes, so that older files aren't used
 CONTEXT = 64  # tokens before each timed pass
@@ -39,25 +40,7 @@ STEADY = 1.2  # the second best of a width's repeats to the best, over which the
 ROUND_MS = 0.5
 
 _log = logging.getLogger(__name__)
-_measured: dict[str, "Costs"] = {}
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Milliseconds of the parts of a round, for one text."""
-
-    draft_ms: float  # one step of the draft
-    verify_ms: tuple[float, ...]  # [w - 1]: the target's pass over w tokens, w = 1..most + 1
-    round_ms: float  # host time of a round
-
-    @property
-    def most(self) -> int:
-        """The longest draft whose cost is known."""
-        return len(self.verify_ms) - 1
-
-    def ms(self, length: int) -> float:
-        """A round that drafts `length` tokens, 0..most; 0 is a step of plain decoding."""
-        return length * self.draft_ms + self.verify_ms[length] + self.round_ms
+_measured: dict[str, Costs] = {}
 
 
 def pair_costs(target: LoadedModel, draft: LoadedModel, most: int) -> Costs:

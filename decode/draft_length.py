@@ -1,21 +1,22 @@
 """Draft length policies: how many tokens a round drafts. A policy lives for one text and never biases the output.
 
 A policy decides from the counts of earlier rounds, and from laws before a token is drawn from them. It never discards
-a token that was drawn, for what is left would follow another law than the one that is declared.
+a token that was drawn, for what is left would follow another law than the one that is declared. This file imports no
+library, as settings are checked against its names.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import torch
-
-from decode.config import LONGEST_DRAFT
-from decode.laws import Law
-from decode.theory import expected_tokens_of
+from decode.theory import Costs, expected_tokens_of
 
 if TYPE_CHECKING:
-    from decode.costs import Costs
+    from decode.laws import Law
+
+# Tokens drafted per round where none are stated: by a fixed length, and at most by a policy that chooses.
+FIXED_LENGTH = 3
+LONGEST_DRAFT = 8
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class LengthSetup:
 
     most: int = LONGEST_DRAFT  # tokens that a round may draft; 0: none ever
     threshold: float | None = None  # of the policies that stop where the draft is unsure; None: their own default
-    costs: "Costs | None" = None  # of rounds of 0..most drafted tokens, for policies that need them
+    costs: Costs | None = None  # of rounds of 0..most drafted tokens, for policies that need them
 
 
 class DraftLength(Protocol):
@@ -38,7 +39,7 @@ class DraftLength(Protocol):
     def limit(self) -> int:
         """The most tokens to draft in the next round; 0 is a plain step."""
 
-    def stop(self, law: Law) -> bool:
+    def stop(self, law: "Law") -> bool:
         """Whether drafting ends before a token is drawn. `law`: one row, the draft's own law of that token; under
         greedy decoding the law at temperature 1, for a point mass doesn't tell how sure the draft is."""
 
@@ -58,7 +59,7 @@ class Fixed:
     def limit(self) -> int:
         return self._most
 
-    def stop(self, law: Law) -> bool:
+    def stop(self, law: "Law") -> bool:
         return False
 
     def update(self, num_drafted: int, num_accepted: int) -> None:
@@ -96,7 +97,7 @@ class Confidence(Fixed):
         super().__init__(setup)
         self._threshold = self.default_threshold if setup.threshold is None else setup.threshold
 
-    def stop(self, law: Law) -> bool:
+    def stop(self, law: "Law") -> bool:
         return float(law.probs.max()) < self._threshold
 
 
@@ -112,8 +113,8 @@ class Entropy(Confidence):
     default_threshold: ClassVar[float] = 0.2
     SCALE: ClassVar[float] = 0.2
 
-    def stop(self, law: Law) -> bool:
-        entropy = float(torch.special.entr(law.probs).sum())
+    def stop(self, law: "Law") -> bool:
+        entropy = -float(law.probs.xlogy(law.probs).sum())
         return 1 - (self.SCALE * max(entropy, 0.0)) ** 0.5 < self._threshold
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from decode.config import DecodeConfig, SamplingConfig
-from decode.costs import Costs
 from decode.draft_length import DRAFT_LENGTHS, LengthSetup
 from decode.errors import UsageError
 from decode.models import LoadedModel
@@ -15,6 +14,7 @@ from decode.row import Row
 from decode.sampler import Sampler
 from decode.session import context_limit
 from decode.stopping import Stopping
+from decode.theory import Costs
 from decode.vocabulary import Vocabulary
 
 

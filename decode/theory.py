@@ -7,16 +7,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
 
 from decode.errors import require
-
-if TYPE_CHECKING:
-    from decode.costs import Costs
 
 # The rows and columns of the textbook table: draft k times faster than the target, acceptance p.
 TABLE_SPEEDS = (2, 5, 10)
 TABLE_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of the parts of a round, for one text."""
+
+    draft_ms: float  # one step of the draft
+    verify_ms: tuple[float, ...]  # [w - 1]: the target's pass over w tokens, w = 1..most + 1
+    round_ms: float  # host time of a round
+
+    @property
+    def most(self) -> int:
+        """The longest draft whose cost is known."""
+        return len(self.verify_ms) - 1
+
+    def ms(self, length: int) -> float:
+        """A round that drafts `length` tokens, 0..most; 0 is a step of plain decoding."""
+        return length * self.draft_ms + self.verify_ms[length] + self.round_ms
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ def textbook_table(
     return [[textbook_estimate(p, k) for p in acceptances] for k in speeds]
 
 
-def predict(costs: "Costs", conditional_rates: Sequence[float], length: int) -> Prediction:
+def predict(costs: Costs, conditional_rates: Sequence[float], length: int) -> Prediction:
     """What rounds of `length` drafted tokens promise, from measured costs and acceptance per position.
 
     Raises UsageError where rates or costs do not reach that far.
@@ -138,13 +152,13 @@ def predict(costs: "Costs", conditional_rates: Sequence[float], length: int) -> 
     return Prediction(expected_tokens_of(conditional_rates)[length], costs.ms(length), costs.ms(0))
 
 
-def predict_best(costs: "Costs", conditional_rates: Sequence[float]) -> tuple[int, Prediction]:
+def predict_best(costs: Costs, conditional_rates: Sequence[float]) -> tuple[int, Prediction]:
     """The length with the most tokens per second, and what it promises; the shortest of equals."""
     lengths = range(min(len(conditional_rates), costs.most) + 1)
     return max(((k, predict(costs, conditional_rates, k)) for k in lengths), key=lambda pair: pair[1].tokens_per_second)
 
 
-def predict_run(costs: "Costs", num_drafted: Iterable[int], num_tokens: int) -> Prediction:
+def predict_run(costs: Costs, num_drafted: Iterable[int], num_tokens: int) -> Prediction:
     """What measured costs promise for a run whose rounds drafted `num_drafted` tokens each and gave `num_tokens` in
     all: beside a measured time, it tells how much was lost outside the costs. Raises UsageError for no rounds."""
     times = [costs.ms(drafted) for drafted in num_drafted]

@@ -16,6 +16,13 @@ def require_budget(decode: DecodeConfig, section: str) -> None:
     require(tokens is not None and tokens >= 1, f"{section}max_new_tokens", tokens, "an integer >= 1")
 
 
+def refuse_model_keys(model: ModelConfig, why: str, *keys: str) -> None:
+    """Raises UsageError for keys of `model` that a command could not honour."""
+    for key in keys:
+        default = getattr(ModelConfig(), key)
+        require(getattr(model, key) == default, f"model.{key}", getattr(model, key), f"{default!r} here: {why}")
+
+
 @dataclass(frozen=True)
 class GenerateConfig:
     """`draftsmith generate`: the target answers prompts."""
@@ -40,6 +47,7 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         require_least(self, max_new_tokens=1, batch_size=1, limit=1, max_prompt_tokens=1, seed=0)
         require(self.output.endswith(".jsonl"), "output", self.output, "a path that ends in .jsonl")
+        refuse_model_keys(self.model, "no draft takes part", "draft_device", "draft_quantization")
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,7 @@ class InitConfig:
         require_least(self, num_parameters=1, draft_vocab_size=2, seed=0)
         require_between(self, hidden_size=(8, 16384), num_layers=(1, 512))
         require(self.cost_ratio is None or 0 < self.cost_ratio < 1, "cost_ratio", self.cost_ratio, "a number in (0, 1)")
+        refuse_model_keys(self.model, "the draft is made on the CPU", "draft_device", "draft_quantization")
         if (self.draft_vocab_size is None) != (self.data is None):
             given, lacking = ("draft_vocab_size", "data") if self.data is None else ("data", "draft_vocab_size")
             raise UsageError(f"{given}: needs {lacking}; the tokens of data are counted for draft_vocab_size")
@@ -195,27 +204,8 @@ class FitConfig:
         if (self.max_steps is None) == (self.max_epochs is None):
             raise UsageError("max_steps, max_epochs: give exactly one of the two")
         require_least(self, max_steps=1, max_epochs=1, seed=0)
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """`draftsmith export`: write the draft as a plain model directory."""
-
-    draft: str
-    """A .ckpt file, a run folder (its best checkpoint), or a draft directory."""
-    target: str
-    output: str
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """auto: the dtype of the draft's own weights."""
-    num_assistant_tokens: int | None = None
-    """Written to the generation config; null: the draft length that the run was judged with, else 3."""
-    evaluation: str | None = None
-    """Folder that eval wrote, for the model card; null: the newest one inside or beside the run that measured it."""
-    trust_remote_code: bool = False
-    """Run code that ships with a model from the hub. Off unless asked."""
-
-    def __post_init__(self) -> None:
-        require_least(self, num_assistant_tokens=1)
+        refuse_model_keys(self.model, "the trainer places both models", "draft_device", "device_map")
+        refuse_model_keys(self.model, "a draft with int8 weights cannot be trained", "draft_quantization")
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from decode.config import SamplingConfig
-from decode.costs import Costs
 from decode.draft_length import DRAFT_LENGTHS, LengthSetup
 from decode.processors import Processors
 from decode.row import Row
 from decode.sampler import Sampler
 from decode.stopping import Stopping
+from decode.theory import Costs
 from decode.vocabulary import Vocabulary
 
 

@@ -116,7 +116,7 @@ def test_a_value_of_another_type_is_refused(refused: Callable[..., str], added: 
         ([*RUN, "--decode.sampling.top_p", "0"], "decode.sampling.top_p: 0.0 is not legal; expected a number in"),
         ([*RUN, "--decode.sampling.top_k", "-1"], "decode.sampling.top_k: -1 is not legal"),
         ([*RUN, "--decode.draft_sampling.min_p", "2"], "decode.draft_sampling.min_p: 2.0 is not legal"),
-        ([*RUN, "--decode.draft_length", "tree"], "decode.draft_length: tree is not legal; expected one of fixed,"),
+        ([*RUN, "--decode.draft_length", "tree"], "decode.draft_length: 'tree' is not legal; expected one of fixed,"),
         ([*RUN, "--decode.seed", "-1"], "decode.seed: -1 is not legal"),
         ([*EVAL, "--decode.max_new_tokens", "0"], ": decode.max_new_tokens: 0 is not legal; expected an integer >= 1"),
         ([*INIT, "--hidden_size", "16392"], "hidden_size: 16392 is not legal; expected an integer from 8 to 16384"),

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decode.errors import UsageError
-from distill.config import ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.config import FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.export.config import ExportConfig
 from distill.results.config import BenchConfig, EvalConfig
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import Any
 
 from decode.errors import DraftsmithError, UsageError
 from distill.cli import commands
-from distill.config import ExportConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.config import FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.export.config import ExportConfig
 from distill.results.config import BenchConfig, EvalConfig
 
 INTERRUPTED = 130
@@ -114,7 +115,8 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.simplefilter("ignore")
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning_utilities"):
+    libraries = ("lightning", "lightning.pytorch", "lightning.fabric", "lightning_utilities")
+    for name in (*libraries, "torchao", "torch.utils._pytree"):  # the last two speak when torchao is merely there
         logging.getLogger(name).setLevel(logging.ERROR)
     import huggingface_hub.utils
     import transformers.utils.logging

@@ -16,7 +16,6 @@ from decode.health import check_healthy
 from decode.hub import hub_is_reachable
 from decode.models import LoadedModel, load_config, load_tokenizer, resolve_model_path
 from decode.sampling import is_healthy
-from distill.config import ExportConfig
 from distill.drafts.load import (
     best_checkpoint,
     is_run_folder,
@@ -29,6 +28,7 @@ from distill.drafts.load import (
 from distill.drafts.make import save_draft
 from distill.drafts.vocab import widen_head
 from distill.export.clean_reload import Expected, check_excluded, check_reload, expect
+from distill.export.config import ExportConfig
 from distill.export.evaluation import find_evaluation
 from distill.export.model_card import measured_lines, model_card
 from distill.folders import check_output, whole_folder, write_record

@@ -9,10 +9,11 @@ from typing import Any
 from decode.backends import with_backend
 from decode.benchmark import Method, decoder_method, transformers_method
 from decode.config import DecodeConfig, ModelConfig
-from decode.costs import Costs, measure_costs
+from decode.costs import measure_costs
 from decode.decoder import SpeculativeDecoder
 from decode.models import LoadedModel, resolve_model_path
 from decode.peers import flashspec_method
+from decode.theory import Costs
 from distill.results.bench_names import ASSISTED, FLASHSPEC, LOOKUP, TRANSFORMERS, MethodName
 
 LOOKUP_TOKENS = 10  # as transformers' guide has it
@@ -79,7 +80,7 @@ def _ours(name: MethodName, pair: Pair, config: DecodeConfig) -> Entry:
         return Entry(name, decoder_method(name.text, SpeculativeDecoder(target), config), target.backend)
     settings = replace(
         config,
-        draft_length=name.kind,  # type: ignore[arg-type]  # the name was checked
+        draft_length=name.kind,  # the name was checked
         num_speculative_tokens=name.length,
         verifier=name.verifier or "auto",  # type: ignore[arg-type]
     )
@@ -119,4 +120,4 @@ def _with_costs(entries: list[Entry], pair: Pair) -> list[Entry]:
 def _most(name: MethodName) -> int:
     if not name.is_drafting:
         return 0
-    return DecodeConfig(draft_length=name.kind, num_speculative_tokens=name.length).most_drafted  # type: ignore[arg-type]
+    return DecodeConfig(draft_length=name.kind, num_speculative_tokens=name.length).most_drafted

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from decode.config import BackendName, DraftLengthName, VerifierName
+from decode.config import BackendName, VerifierName
+from decode.draft_length import DRAFT_LENGTHS
 from decode.errors import UsageError
 
 PLAIN = "plain"
 TRANSFORMERS, ASSISTED, LOOKUP = "transformers", "transformers-assisted", "transformers-prompt-lookup"
 FLASHSPEC = "flashspec"
-DRAFTING = get_args(DraftLengthName)
+DRAFTING = tuple(DRAFT_LENGTHS)
 VERIFIERS, BACKENDS = get_args(VerifierName), get_args(BackendName)
 LONGEST = 64
 FORM = re.compile(r"(?P<kind>[\w-]+)(:(?P<length>\d+))?(/(?P<verifier>\w+))?(@(?P<backend>\w+))?")

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from decode.costs import Costs
 from decode.draft import Round
 from decode.theory import (
     TABLE_ACCEPTANCES,
     TABLE_SPEEDS,
+    Costs,
     best_length,
     expected_tokens,
     operations_factor,

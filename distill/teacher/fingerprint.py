@@ -29,6 +29,8 @@ def weights_sha256(model: Any) -> str:
     digest = hashlib.sha256(json.dumps(_settings(model.config.to_dict()), sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        if type(tensor) is not Tensor and hasattr(type(tensor), "dequantize"):  # of torchao: what it stands for counts
+            tensor = tensor.dequantize()
         values: Tensor = (upcast(tensor) if tensor.is_floating_point() else tensor).detach().cpu()
         digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

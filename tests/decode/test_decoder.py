@@ -1,13 +1,12 @@
 """The public decoder: limits of context, seeds, streams, modes of the models, bad weights, text."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from decode.config import DecodeConfig, DraftLengthName, SamplingConfig
+from decode.config import DecodeConfig, SamplingConfig
 from decode.decoder import SpeculativeDecoder
-from decode.draft_length import DRAFT_LENGTHS
 from decode.errors import DraftsmithError, UsageError
 from tests.fixtures import (
     CallCounter,
@@ -145,8 +144,11 @@ def test_d31_the_drafts_limit_is_told_once(caplog: pytest.LogCaptureFixture) -> 
     assert told == ["draft 'short' sees 16 tokens; beyond them decoding goes on without it"]
 
 
-def test_names_in_the_settings_are_those_of_the_registry() -> None:
-    assert set(get_args(DraftLengthName)) == set(DRAFT_LENGTHS)
+def test_a_length_policy_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match="draft_length: 'cost' is not legal; expected one of fixed, heuristic"):
+        DecodeConfig(draft_length="cost")
+    with pytest.raises(UsageError, match="unless draft_length is one of confidence, entropy"):
+        DecodeConfig(draft_length="fixed", draft_threshold=0.3)
 
 
 def test_d29_a_static_cache_in_the_generation_config_changes_nothing() -> None:

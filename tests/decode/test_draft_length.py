@@ -11,9 +11,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from decode.costs import Costs
 from decode.draft_length import DRAFT_LENGTHS, Acceptance, CostModel, DraftLength, LengthSetup
 from decode.laws import Law
+from decode.theory import Costs
 
 # Shapes of costs: the embedded pair on a CPU; a draft a tenth of a target that is bound by memory; a CPU on which two
 # tokens cost nearly twice one, and eight hardly more; a draft of six tenths of the target.

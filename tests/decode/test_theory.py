@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from decode.costs import Costs
 from decode.errors import UsageError
 from decode.theory import (
+    Costs,
     best_length,
     conditional_rates,
     expected_tokens,

@@ -3,10 +3,10 @@
 from typing import Any
 
 from decode.benchmark import Answer, MethodResult, Run, Timing
-from decode.costs import Costs
 from decode.draft import Round
 from decode.mismatch import Mismatch
 from decode.stats import Stats
+from decode.theory import Costs
 from decode.timing import Phases
 from distill.results.bench_methods import Entry
 from distill.results.bench_names import parse_name

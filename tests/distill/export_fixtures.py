@@ -10,9 +10,9 @@ import torch
 
 from decode.config import ModelConfig
 from decode.models import LoadedModel, load_model
-from distill.config import ExportConfig
 from distill.drafts.vocab import pin_guard_channel
 from distill.export import clean_reload, reload_check
+from distill.export.config import ExportConfig
 from distill.export.export import export
 from tests.draft_files import EOS, narrowed, save_target, write_checkpoint
 from tests.fixtures import tiny_llama, with_noise

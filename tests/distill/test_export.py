@@ -16,9 +16,9 @@ from decode.config import DecodeConfig
 from decode.decoder import SpeculativeDecoder
 from decode.errors import UsageError
 from decode.models import LoadedModel
-from distill.config import ExportConfig
 from distill.drafts.load import load_draft
 from distill.export import clean_reload
+from distill.export.config import ExportConfig
 from distill.export.evaluation import find_evaluation
 from distill.export.export import export
 from distill.export.model_card import measured_lines

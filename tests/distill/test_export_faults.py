@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from decode.errors import DraftsmithError, UsageError
 from decode.models import LoadedModel
-from distill.config import ExportConfig
 from distill.drafts.vocab import pin_guard_channel
 from distill.export import clean_reload, reload_check
+from distill.export.config import ExportConfig
 from distill.export.export import export
 from tests.distill.export_fixtures import KEPT, VOCAB, here, loaded_target, run, target, trained
 from tests.draft_files import narrowed, save_target, write_checkpoint
