@@ -20,13 +20,13 @@ class Generation:
     rounds: list[Round] = field(default_factory=list)  # where a trace was asked for
 
     @classmethod
-    def of(cls, rounds: Sequence[Round], reason: FinishReason, text: str, *, trace: bool) -> "Generation":
+    def of(
+        cls, rounds: Sequence[Round], reason: FinishReason, text: str, *, trace: bool, log_probs: bool
+    ) -> "Generation":
         """What `rounds` made; they are kept where `trace` holds."""
         ids = [token for done in rounds for token in done.emitted]
-        parts = [done.log_probs for done in rounds]
-        log_probs = [value for part in parts if part is not None for value in part]
-        asked = any(part is not None for part in parts)
-        return cls(ids, text, reason, Stats.of(rounds), log_probs if asked else None, list(rounds) if trace else [])
+        logs = [value for done in rounds for value in done.log_probs or ()]
+        return cls(ids, text, reason, Stats.of(rounds), logs if log_probs else None, list(rounds) if trace else [])
 
 
 @dataclass(frozen=True)

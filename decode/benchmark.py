@@ -4,7 +4,6 @@ Nothing else should run beside a measurement; the caller looks at the machine's 
 """
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from decode.draft import Round
 from decode.generation import generation_config, only_settings, sampling_of
 from decode.models import LoadedModel
 from decode.stats import Stats
-from decode.timing import PassClock, Phases
+from decode.timing import PassClock, Phases, interleaved, timed
 
 WARM_UP_TOKENS = 4
 
@@ -45,6 +44,7 @@ class Method:
 
     name: str
     run: Decode
+    warmed_whole: bool = False  # what it makes ready depends on a text's length, and takes long
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,9 @@ def decoder_method(name: str, decoder: SpeculativeDecoder, config: DecodeConfig)
         stats = done.stats if decoder.draft is not None else None
         return Answer(done.ids, stats, done.rounds, Phases.of(done.rounds) if on_cpu else None)
 
-    return Method(name, run)
+    made_ready = {"compiled", "cuda_graph"}
+    backends = {loaded.backend for loaded in (decoder.target, decoder.draft) if loaded is not None}
+    return Method(name, run, warmed_whole=bool(backends & made_ready))
 
 
 def transformers_method(
@@ -207,33 +209,23 @@ def run_benchmark(
 
     `seed`: of the first prompt; each next prompt has the next one. `first_tokens`: time calls for one token too.
     """
-    warm_up = [_timed(method, prompts[0], min(WARM_UP_TOKENS, max_new_tokens), seed).seconds for method in methods]
+    few, longest = min(WARM_UP_TOKENS, max_new_tokens), max(prompts, key=len)
+    warm_up = [
+        _run(method, longest, max_new_tokens if method.warmed_whole else few, seed).seconds for method in methods
+    ]
     runs: dict[tuple[int, int], list[Run]] = {}
-    order = list(range(len(methods)))
-    for _ in range(repeats):
-        for at, prompt in enumerate(prompts):
-            own_seed = None if seed is None else seed + at
-            for index in order:
-                if on_progress:
-                    on_progress(methods[index].name)
-                first = _timed(methods[index], prompt, 1, own_seed).seconds if first_tokens else None
-                run = _timed(methods[index], prompt, max_new_tokens, own_seed)
-                runs.setdefault((index, at), []).append(replace(run, first_seconds=first))
-            order = order[1:] + order[:1]
+    for at, index in interleaved(len(methods), len(prompts), repeats):
+        method, prompt, own_seed = methods[index], prompts[at], None if seed is None else seed + at
+        if on_progress:
+            on_progress(method.name)
+        first = _run(method, prompt, 1, own_seed).seconds if first_tokens else None
+        run = _run(method, prompt, max_new_tokens, own_seed)
+        runs.setdefault((index, at), []).append(replace(run, first_seconds=first))
     return [
         MethodResult(method.name, [Timing(runs[i, at]) for at in range(len(prompts))], warm_up[i])
         for i, method in enumerate(methods)
     ]
 
 
-def _timed(method: Method, prompt: list[int], max_new_tokens: int, seed: int | None) -> Run:
-    _synchronise()
-    start = time.perf_counter()
-    answer = method.run(prompt, max_new_tokens, seed)
-    _synchronise()
-    return Run(answer, time.perf_counter() - start)
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def _run(method: Method, prompt: list[int], max_new_tokens: int, seed: int | None) -> Run:
+    return Run(*timed(lambda: method.run(prompt, max_new_tokens, seed)))

@@ -1,10 +1,10 @@
 """Settings of the decoder: frozen dataclasses, every range checked on construction. Imports nothing heavy."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from decode.draft_length import DRAFT_LENGTHS, FIXED_LENGTH, LONGEST_DRAFT
-from decode.errors import require, require_least
+from decode.errors import require, require_choices, require_least
 
 VerifierName = Literal["auto", "token", "block"]
 BackendName = Literal["auto", "eager", "prepacked", "lean", "compiled", "cuda_graph"]
@@ -14,6 +14,7 @@ QuantizationName = Literal["none", "int8", "bnb-8bit", "bnb-4bit"]
 
 # Below it the law is a point mass to every purpose, and transformers' own fp32 division of logits nears overflow.
 SMALLEST_TEMPERATURE = 1e-6
+LARGEST = 1e9  # of what is added to logits or multiplied with them, which are fp32
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,15 @@ class SamplingConfig:
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number in [0, 1]")
         require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "a number in (0, 1]")
         penalty = self.repetition_penalty
-        require(0 < penalty < float("inf"), "repetition_penalty", penalty, "a finite number > 0 (1 is none)")
+        require(1 / LARGEST <= penalty <= LARGEST, "repetition_penalty", penalty, f"{1 / LARGEST:g} to {LARGEST:g}")
         for key in ("frequency_penalty", "presence_penalty"):
-            require(abs(getattr(self, key)) < float("inf"), key, getattr(self, key), "a finite number")
+            require(abs(getattr(self, key)) <= LARGEST, key, getattr(self, key), f"-{LARGEST:g} to {LARGEST:g}")
         require_least(self, top_k=0, no_repeat_ngram_size=0, min_new_tokens=0)
         for key in self.logit_bias:
             require(str(key).isdecimal(), "logit_bias", key, "token ids as keys")
         for bias in self.logit_bias.values():
-            require(abs(bias) < float("inf"), "logit_bias", bias, "finite numbers (a token is banned by bad_words_ids)")
+            legal = f"numbers from -{LARGEST:g} to {LARGEST:g} (a token is banned by bad_words_ids)"
+            require(abs(bias) <= LARGEST, "logit_bias", bias, legal)
         for run in self.bad_words_ids:
             require(len(run) > 0 and min(run) >= 0, "bad_words_ids", run, "runs of at least one token id >= 0")
         require(min(self.allowed_ids, default=0) >= 0, "allowed_ids", self.allowed_ids, "token ids >= 0")
@@ -104,12 +106,12 @@ class DecodeConfig:
     """Report each new token's log-probability under the target, before penalties, temperature and filters."""
 
     def __post_init__(self) -> None:
-        names = ", ".join(DRAFT_LENGTHS)
-        require(self.draft_length in DRAFT_LENGTHS, "draft_length", self.draft_length, f"one of {names}")
-        tokens = self.max_new_tokens
-        require(tokens is None or 0 <= tokens < 2**31, "max_new_tokens", tokens, "an integer >= 0, or null")
-        k = self.num_speculative_tokens
-        require(k is None or 0 <= k <= 64, "num_speculative_tokens", k, "an integer from 0 (plain decoding) to 64")
+        require_choices(self, draft_length=DRAFT_LENGTHS, verifier=get_args(VerifierName))
+        tokens, k = self.max_new_tokens, self.num_speculative_tokens
+        whole = tokens is None or (isinstance(tokens, int) and 0 <= tokens < 2**31)
+        require(whole, "max_new_tokens", tokens, "an integer >= 0, or null")
+        whole = k is None or (isinstance(k, int) and 0 <= k <= 64)
+        require(whole, "num_speculative_tokens", k, "an integer from 0 (plain decoding) to 64")
         threshold, policy = self.draft_threshold, DRAFT_LENGTHS[self.draft_length]
         require(threshold is None or 0 <= threshold <= 1, "draft_threshold", threshold, "a number in [0, 1]")
         by_threshold = ", ".join(name for name, each in DRAFT_LENGTHS.items() if hasattr(each, "default_threshold"))
@@ -147,10 +149,22 @@ class ModelConfig:
     quantization: QuantizationName = "none"
     """Weights of the target: int8 (torchao, weight-only), bnb-8bit, bnb-4bit (bitsandbytes)."""
     draft_quantization: QuantizationName = "none"
+    draft_vocab_size: int | None = None
+    """The draft proposes only this many tokens, the most frequent ones of draft_vocab_data among those that it can;
+    null: all of them. The output law is the target's all the same."""
+    draft_vocab_data: str | None = None
+    """A .jsonl file that generate wrote, whose generated tokens are counted; it and draft_vocab_size go together."""
     trust_remote_code: bool = False
     """Run code that ships with a model from the hub. Off unless asked."""
 
     def __post_init__(self) -> None:
+        require_least(self, draft_vocab_size=1)
+        if (self.draft_vocab_size is None) != (self.draft_vocab_data is None):
+            lacking = "draft_vocab_size" if self.draft_vocab_size is None else "draft_vocab_data"
+            require(False, lacking, None, "a value: draft_vocab_size and draft_vocab_data go together")
+        kinds = get_args(QuantizationName)
+        require_choices(self, dtype=get_args(DTypeName), backend=get_args(BackendName))
+        require_choices(self, quantization=kinds, draft_quantization=kinds)
         legal = (None, "auto", "balanced", "balanced_low_0", "sequential")
         require(
             self.device_map in legal,

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decode.draft_length import LONGEST_DRAFT
 from decode.embedded import cache_folder
 from decode.models import LoadedModel
 from decode.session import Session, new_session
@@ -52,7 +53,10 @@ def pair_costs(target: LoadedModel, draft: LoadedModel, most: int) -> Costs:
     file = cache_folder() / "costs" / f"{key}.json"
     known = _measured.get(key) or _read(file)
     if known is None or known.most < most:
-        known, steady = measure_costs(target, draft, most)
+        fresh, steady = measure_costs(target, draft, max(most, LONGEST_DRAFT))
+        # What was measured once stays, so that a longer draft in between changes no other call.
+        before = () if known is None else known.verify_ms
+        known = replace(fresh if known is None else known, verify_ms=before + fresh.verify_ms[len(before) :])
         if steady:
             _write(file, known, target, draft)
         else:

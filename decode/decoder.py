@@ -1,10 +1,15 @@
 """SpeculativeDecoder: the public face of this package. Prompts in, texts and counts out."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from os import PathLike
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import GenerationConfig
 
 from decode.answers import Generation, StreamChunk
 from decode.backends import with_backend
@@ -12,7 +17,7 @@ from decode.config import DecodeConfig, ModelConfig
 from decode.costs import pair_costs
 from decode.draft import Round
 from decode.draft_length import DRAFT_LENGTHS
-from decode.errors import UsageError
+from decode.errors import UsageError, require
 from decode.generation import decode_config, sampling_of
 from decode.loop import decode_rounds
 from decode.models import LoadedModel, load_model
@@ -20,7 +25,7 @@ from decode.prepare import prepare_row
 from decode.prompts import Messages, encode_prompt
 from decode.proposers import PROPOSERS, Setup
 from decode.row import Row
-from decode.session import check_rewindable, context_limit, new_session
+from decode.session import check_cache, context_limit, new_session
 from decode.text import GrowingText
 from decode.verifiers import VERIFIERS, Verifier
 from decode.vocabulary import check_pair, pair_vocabulary
@@ -39,21 +44,22 @@ class SpeculativeDecoder:
         self._told_of_limit = False
         if draft is not None:
             check_pair(target, draft)
-        self.vocabulary = pair_vocabulary(target, draft)
-        for loaded in (target, draft) if draft is not None else ():
+        self.vocabulary = pair_vocabulary(target, draft).on(target.device)
+        for loaded in filter(None, (target, draft)):
             if loaded.forward is None:  # those of our own run over slots, where a rewind is bookkeeping
                 with _evaluating(loaded.model):
-                    check_rewindable(loaded.model, loaded.name)
+                    check_cache(loaded.model, loaded.name, rewinds=draft is not None)
 
     @classmethod
     def from_pretrained(
-        cls, target: str, draft: str | None = None, config: ModelConfig | None = None
+        cls, target: str | PathLike[str], draft: str | PathLike[str] | None = None, config: ModelConfig | None = None
     ) -> "SpeculativeDecoder":
         """Load a pair by hub id, directory or embedded name.
 
         Raises UsageError for what cannot be found or does not fit.
         """
         config = config or ModelConfig()
+        target, draft = os.fspath(target), None if draft is None else os.fspath(draft)
         loaded = load_model(target, config, role="target")
         small = None if draft is None else load_model(draft, config, role="draft")
         if small is not None:
@@ -68,16 +74,18 @@ class SpeculativeDecoder:
         *,
         chat: bool = True,
         trace: bool = False,
-        logits_processor: Sequence[Any] = (),
-        stopping_criteria: Sequence[Callable[..., Any]] = (),
+        logits_processor: Sequence[Any] | None = None,
+        stopping_criteria: Sequence[Callable[..., Any]] | None = None,
     ) -> list[Generation]:
         """Answer each prompt: text, chat messages, or token ids. One prompt may stand alone.
 
         `config`: a DecodeConfig, a transformers GenerationConfig, or None for the target's own settings. With `trace`
         each answer carries its rounds. `logits_processor` and `stopping_criteria` are transformers' own kinds.
-        With a seed every prompt is decoded with that seed, so an answer does not depend on its neighbours.
+        With a seed every prompt is decoded with that seed, so an answer does not depend on its neighbours. Processors
+        and criteria serve all prompts, so what they answer must depend on their arguments alone.
         Raises UsageError for a prompt or setting that cannot be served exactly.
         """
+        prompts = _listed(prompts)
         listed: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         settings = self.settings(config)
         rows = [
@@ -101,8 +109,8 @@ class SpeculativeDecoder:
         *,
         chat: bool = True,
         trace: bool = False,
-        logits_processor: Sequence[Any] = (),
-        stopping_criteria: Sequence[Callable[..., Any]] = (),
+        logits_processor: Sequence[Any] | None = None,
+        stopping_criteria: Sequence[Callable[..., Any]] | None = None,
     ) -> Iterator[StreamChunk]:
         """The answer to one prompt as it grows, a chunk per round. May be abandoned at any point. See generate."""
         settings = self.settings(config)
@@ -119,17 +127,20 @@ class SpeculativeDecoder:
 
     def settings(self, config: Any = None) -> DecodeConfig:
         """`config` as a DecodeConfig that leaves nothing to the target's own settings."""
-        if config is None:
-            config = DecodeConfig()
-        elif not isinstance(config, DecodeConfig):
-            config = decode_config(config, self.target.model.generation_config)
+        if not isinstance(config, DecodeConfig):
+            asked = GenerationConfig() if config is None else config
+            require(isinstance(asked, GenerationConfig), "config", asked, "a DecodeConfig, a GenerationConfig or None")
+            config = decode_config(asked, self.target.model.generation_config)
         if config.sampling is None:
             config = replace(config, sampling=sampling_of(self.target.model.generation_config))
         return config
 
     def encode(self, prompt: Prompt, *, chat: bool = True) -> list[int]:
         """Token ids of a prompt. Raises UsageError for an empty one, an unknown id, or a missing tokenizer."""
-        if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
+        prompt = _listed(prompt)
+        if not isinstance(prompt, str) and (not prompt or _is_id(prompt[0])):
+            strange = next((i for i in prompt if not _is_id(i)), None)
+            require(strange is None, "prompt", strange, "token ids, which are integers")
             ids = [int(i) for i in prompt]  # type: ignore[arg-type]
         elif self.target.tokenizer is None:
             raise UsageError("prompt: the target has no tokenizer; give token ids")
@@ -147,14 +158,17 @@ class SpeculativeDecoder:
         ids = [token for done in rounds for token in done.emitted]
         tokenizer = self.target.tokenizer
         text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
-        return Generation.of(rounds, row.stopping.reason, text, trace=trace)
+        return Generation.of(rounds, row.stopping.reason, text, trace=trace, log_probs=row.log_probs)
 
-    def _row(self, ids: list[int], config: DecodeConfig, processors: Sequence[Any], criteria: Sequence[Any]) -> Row:
+    def _row(
+        self, ids: list[int], config: DecodeConfig, processors: Sequence[Any] | None, criteria: Sequence[Any] | None
+    ) -> Row:
         costs = None
         if DRAFT_LENGTHS[config.draft_length].needs_costs and self.draft is not None and config.most_drafted:
             with self._evaluating_both():
                 costs = pair_costs(self.target, self.draft, config.most_drafted)
-        row = prepare_row(self.target, self.draft, self.vocabulary, ids, config, costs, processors, criteria)
+        extras = processors or (), criteria or ()
+        row = prepare_row(self.target, self.draft, self.vocabulary, ids, config, costs, *extras)
         self._tell_of_draft_limit(row.length + row.stopping.room)
         return row
 
@@ -174,7 +188,7 @@ class SpeculativeDecoder:
             yield
 
     def _rounds(self, rows: list[Row], config: DecodeConfig) -> Iterator[list[tuple[int, Round]]]:
-        longest = max(row.length + row.stopping.room for row in rows) + config.most_drafted
+        longest = max(row.length + row.stopping.room for row in rows)
         drafting = self.draft is not None and config.most_drafted > 0
         session = new_session(self.draft, len(rows), longest) if drafting and self.draft is not None else None
         with self._evaluating_both():
@@ -192,17 +206,39 @@ class SpeculativeDecoder:
         return VERIFIERS["token" if sampling is None or sampling.greedy else "block"]
 
 
+def _listed(prompts: Any) -> Any:
+    """Token ids in a tensor or an array as lists. Raises UsageError for what holds no prompts."""
+    prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    legal = "text, chat messages, token ids, or a list of those"
+    require(isinstance(prompts, str | Sequence) and not isinstance(prompts, bytes), "prompt", prompts, legal)
+    return prompts
+
+
 def _is_single(prompts: Any) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | dict))
+    return isinstance(prompts, str) or (len(prompts) > 0 and (isinstance(prompts[0], dict) or _is_id(prompts[0])))
+
+
+def _is_id(value: Any) -> bool:
+    """Whether `value` is an integer, of Python or of an array."""
+    return type(value.tolist() if hasattr(value, "tolist") else value) is int
+
+
+_EVALUATED: WeakKeyDictionary[Any, tuple[int, list[Any]]] = WeakKeyDictionary()
 
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Eval mode inside, each module's own mode restored after."""
-    training = [module for module in model.modules() if module.training]
+    """Eval mode inside, each module's own mode restored after; of nested and interleaved uses, after the last."""
+    count, training = _EVALUATED.get(model, (0, []))
+    training = training or [module for module in model.modules() if module.training]
     model.eval()
+    _EVALUATED[model] = (count + 1, training)
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        count, training = _EVALUATED.pop(model)
+        if count > 1:
+            _EVALUATED[model] = (count - 1, training)
+        else:
+            for module in training:
+                module.training = True

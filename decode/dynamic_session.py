@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from decode.agreement import agree
 from decode.errors import UsageError, first_line
@@ -39,10 +40,12 @@ class CachedRow:
         arguments = inspect.signature(model.forward).parameters
         self._model = model
         self._extra = {"use_cache": True, "return_dict": True}
-        self._keeps = "logits_to_keep" in arguments
+        self._keeps, self._places = "logits_to_keep" in arguments, "position_ids" in arguments
         # Code that ships with a model may be older than the argument's present name.
         self._name = "past_key_values" if "cache" not in arguments and "past_key_values" in arguments else "cache"
         self._start_anew()
+        # Models with recurrent states go on from them by single tokens only.
+        self._in_one_go = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in self._cache.layers)
 
     def _start_anew(self) -> None:
         self._cache = new_cache(self._model)
@@ -53,7 +56,7 @@ class CachedRow:
         """Logits [keep, V] at the last positions of `context` [n], fed at most `most` tokens at a time."""
         ids = context[self._seen :].to(input_device(self._model)).unsqueeze(0)
         total, done, logits = new_tokens(len(context), self._seen, keep), 0, ids
-        for left in chunks(total, max(most, keep)):
+        for left in chunks(total, total if self._in_one_go else max(most, keep)):
             logits = self._feed(ids[:, done : total - left], 1 if left else keep)
             done = total - left
             if left:
@@ -61,7 +64,9 @@ class CachedRow:
         return logits[0, -keep:]
 
     def _feed(self, ids: Tensor, keep: int) -> Tensor:
-        extra = {"logits_to_keep": keep} if self._keeps else {}
+        extra: dict[str, Any] = {"logits_to_keep": keep} if self._keeps else {}
+        if self._places:  # what some models take from their cache is of its first layer, which may be of any kind
+            extra["position_ids"] = torch.arange(self._seen, self._seen + ids.shape[1], device=ids.device).unsqueeze(0)
         output = self._model(input_ids=ids, **{self._name: self._cache}, **self._extra, **extra)
         self._seen += ids.shape[1]
         return output.logits
@@ -75,8 +80,8 @@ class CachedRow:
             self._start_anew()  # the text is fed again
 
     def _crop(self, surplus: int) -> None:
-        if self._seen == 0:
-            return  # a cache that holds no state cannot be cropped
+        if self._seen == 0 or (surplus == 0 and self.stuck_layers()):
+            return  # a cache that holds no state cannot be cropped, and plain decoding asks it of no other
         self._cache.crop(-surplus)
         self._seen -= surplus
         self._floor = self._seen
@@ -132,6 +137,25 @@ def check_dynamic_rewind(model: Any, name: str) -> None:
         stuck = f"{type(model).__name__} does not take a key-value cache ({first_line(error)}), so it"
     if stuck:
         raise UsageError(f"model {name!r}: {stuck} cannot be rewound, which speculative decoding needs")
+
+
+@torch.inference_mode()
+def check_continues(model: Any, name: str) -> None:
+    """Refuse a model that does not go on from its cache as from the whole text. Raises UsageError naming its class."""
+    ids = torch.arange(5, device=input_device(model)) % model.config.get_text_config().vocab_size
+    reason = "its logits are others"
+    try:
+        row = CachedRow(model)
+        row.extend(ids[:2], 1, 2)
+        row.rewind(2)
+        ours = torch.cat([row.extend(ids[:length], 1, 2) for length in (3, 4, 5)])
+        plain = model(input_ids=ids.unsqueeze(0), use_cache=False, return_dict=True).logits[0, 2:]
+        if agree(ours, plain, model.dtype) or not plain.isfinite().all():
+            return  # of weights that are no numbers the first round tells
+    except MISFITS as error:
+        reason = first_line(error)
+    kind = type(model).__name__
+    raise UsageError(f"model {name!r}: {kind} does not go on from a cache, which decoding needs: {reason}")
 
 
 def _stuck_classes(model: Any) -> str | None:

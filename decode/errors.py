@@ -1,5 +1,7 @@
 """Errors that a user can mend; each carries the exit status that the command line returns."""
 
+from collections.abc import Iterable
+
 
 class DraftsmithError(Exception):
     """A failure at run time, told in one line; exit status 1."""
@@ -42,7 +44,14 @@ def require_least(config: object, section: str = "", **least: int) -> None:
     """Refuse each named integer of `config` below its least value, or too large; null passes where it's a default."""
     for key, bound in least.items():
         value = getattr(config, key)
-        require(value is None or bound <= value < 2**63, f"{section}{key}", value, f"an integer >= {bound}")
+        legal = value is None or (isinstance(value, int) and bound <= value < 2**63)
+        require(legal, f"{section}{key}", value, f"an integer >= {bound}")
+
+
+def require_choices(config: object, **choices: Iterable[object]) -> None:
+    """Refuse each named value of `config` that is none of its choices."""
+    for key, legal in choices.items():
+        require(getattr(config, key) in legal, key, getattr(config, key), f"one of {', '.join(map(str, legal))}")
 
 
 def require_between(config: object, section: str = "", **bounds: tuple[int, int]) -> None:

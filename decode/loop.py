@@ -65,7 +65,7 @@ def _commit(
     kept = min(num_accepted, len(emitted))
     row.commit(emitted, kept)
     row.draft_length.update(len(drafted), kept)
-    log_probs = _log_probs(logits, row.context()[length:]) if row.log_probs else None
+    log_probs = _log_probs(row.target_sampler.vocabulary.cut(logits), row.context()[length:]) if row.log_probs else None
     if kept == len(emitted):  # the text ended inside the block, and nothing was decided on the rest of it
         drafted = drafted[:kept]
     return Round(length, drafted, kept, emitted, *seconds, log_probs)
@@ -107,11 +107,13 @@ def _read_together(
     drafts: Sequence[Draft], verdicts: Sequence[Verdict], laws: Sequence[Law]
 ) -> tuple[list[Decision], list[bool]]:
     """The same; from a GPU each read costs a wait, so all that is to be read is joined."""
+    flags = _health(drafts, laws)
     single = [value for verdict in verdicts for value in (verdict.num_accepted, verdict.next_token)]
-    single += [torch.as_tensor(flag, device=single[0].device).to(torch.int64) for flag in _health(drafts, laws)]
+    single += [flag.to(torch.int64) for flag in flags if isinstance(flag, Tensor)]
     values = iter(torch.cat([*(draft.tokens for draft in drafts), torch.stack(single)]).tolist())
     drafted = [[next(values) for _ in range(draft.width)] for draft in drafts]
-    return [(tokens, next(values), next(values)) for tokens in drafted], [bool(flag) for flag in values]
+    decisions = [(tokens, next(values), next(values)) for tokens in drafted]
+    return decisions, [bool(next(values)) if isinstance(flag, Tensor) else flag for flag in flags]
 
 
 def _health(drafts: Sequence[Draft], laws: Sequence[Law]) -> list[Tensor | bool]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+NO_LIMIT = 2**31 - 1  # tokens of context, where a model states none
 # The kinds of layers whose states are keys and values, one a token, of which a mask chooses those that are seen.
 PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # Rotations that depend on the longest row: rows of a batch would not be apart.
@@ -20,7 +21,7 @@ def context_limit(model: Any) -> int:
         limit = getattr(config, name, None)
         if isinstance(limit, int) and limit > 0:
             return limit
-    return 2**31 - 1
+    return NO_LIMIT
 
 
 def input_device(model: Any) -> torch.device:

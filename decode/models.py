@@ -1,7 +1,5 @@
 """Loads models: where they lie, device, dtype, strict weights, tokenizer, reduced vocabulary."""
 
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from decode.config import ModelConfig
+from decode.draft_vocab import DRAFT_VOCAB_FILE, most_frequent, read_draft_vocab
 from decode.embedded import EMBEDDED, materialise
 from decode.errors import UsageError, first_line
 from decode.hub import hub_is_reachable
 from decode.model_facts import input_device
 from decode.storage import storage_options
-
-DRAFT_VOCAB_FILE = "draft_vocab.json"
 
 
 @dataclass(frozen=True)
@@ -113,6 +110,10 @@ def load_model(name: str, config: ModelConfig, *, role: str) -> LoadedModel:
     tokenizer = load_tokenizer(path, config, role=role)
     model = _load_weights(path, settings, config, role, dtype=_choose_dtype(config, device), **storage)
     vocab_ids = read_draft_vocab(Path(path))
+    if role == "draft" and config.draft_vocab_size is not None and config.draft_vocab_data is not None:
+        every = torch.arange(settings.get_text_config().vocab_size) if vocab_ids is None else vocab_ids
+        always = LoadedModel(model, tokenizer, name).eos_token_ids
+        vocab_ids = most_frequent(config.draft_vocab_data, config.draft_vocab_size, every, always)
     if vocab_ids is not None:
         narrow_head(model, vocab_ids)
     model = (model if "device_map" in storage else model.to(device)).eval().requires_grad_(False)
@@ -183,20 +184,6 @@ def _reason(path: str, error: Exception) -> str:
     if isinstance(error, OSError | ValueError):
         return first_line(error)
     return f"{type(error).__name__}: {first_line(error)}"  # a KeyError's words alone, say, tell little
-
-
-def read_draft_vocab(folder: Path) -> Tensor | None:
-    """The reduced vocabulary beside a draft, [N] int64 ascending, or None. Raises UsageError when malformed."""
-    file = folder / DRAFT_VOCAB_FILE
-    if not file.is_file():
-        return None
-    try:
-        ids = torch.tensor(json.loads(file.read_text(encoding="utf-8"))["vocab_ids"], dtype=torch.int64)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise UsageError(f"{os.fspath(file)}: expected {{'vocab_ids': [ids]}}: {first_line(error)}") from error
-    if ids.ndim != 1 or ids.numel() == 0 or not bool((ids[1:] > ids[:-1]).all()) or int(ids[0]) < 0:
-        raise UsageError(f"{os.fspath(file)}: vocab_ids must be ascending, distinct, not negative, not empty")
-    return ids
 
 
 @torch.no_grad()

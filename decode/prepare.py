@@ -7,12 +7,12 @@ import torch
 
 from decode.config import DecodeConfig, SamplingConfig
 from decode.draft_length import DRAFT_LENGTHS, LengthSetup
-from decode.errors import UsageError
+from decode.errors import UsageError, require
+from decode.model_facts import NO_LIMIT, context_limit
 from decode.models import LoadedModel
 from decode.processors import Processors, check_token_ids
 from decode.row import Row
 from decode.sampler import Sampler
-from decode.session import context_limit
 from decode.stopping import Stopping
 from decode.theory import Costs
 from decode.vocabulary import Vocabulary
@@ -34,16 +34,19 @@ def prepare_row(
     for sampling in filter(None, (config.sampling, config.draft_sampling)):
         check_token_ids(sampling, vocabulary.size)
     budget = _budget(target, len(prompt), config)
-    eos = target.eos_token_ids if config.eos_token_ids is None else frozenset(config.eos_token_ids)
+    vocab_ids = None if draft is None or draft.vocab_ids is None else draft.vocab_ids.to(device)
+    eos = ending_ids(target, config)
+    wrong = next((index for index in config.eos_token_ids or () if index >= vocabulary.size), None)
+    require(wrong is None, "eos_token_ids", wrong, f"ids below {vocabulary.size}, the size of the vocabulary")
 
     def sampler(sampling: SamplingConfig, vocab_ids: torch.Tensor | None = None) -> Sampler:
         return Sampler(sampling, vocabulary, Processors.of(sampling, len(prompt), eos, processors, device), vocab_ids)
 
     return Row(
-        tokens=Row.buffer(prompt, budget + config.most_drafted, device),
+        tokens=Row.buffer(prompt, budget, device),
         length=len(prompt),
         target_sampler=sampler(config.sampling),
-        draft_sampler=sampler(config.draft_sampling or config.sampling, None if draft is None else draft.vocab_ids),
+        draft_sampler=sampler(config.draft_sampling or config.sampling, vocab_ids),
         stopping=Stopping(
             budget,
             eos,
@@ -61,10 +64,17 @@ def prepare_row(
     )
 
 
+def ending_ids(target: LoadedModel, config: DecodeConfig) -> frozenset[int]:
+    """The ids that end a text: those that the settings name, else the target's own."""
+    return target.eos_token_ids if config.eos_token_ids is None else frozenset(config.eos_token_ids)
+
+
 def _budget(target: LoadedModel, prompt_length: int, config: DecodeConfig) -> int:
     capacity = context_limit(target.model)
     if prompt_length >= capacity:
         raise UsageError(f"prompt: it has {prompt_length} tokens; the target's context holds {capacity}")
+    if config.max_new_tokens is None and capacity == NO_LIMIT:
+        raise UsageError("max_new_tokens: null is not legal: the target states no context length; expected an integer")
     wanted = capacity if config.max_new_tokens is None else config.max_new_tokens
     return min(wanted, capacity - prompt_length)
 

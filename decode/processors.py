@@ -93,11 +93,11 @@ class Processors:
         if all(step.until is not None and first >= step.until for step in self.steps):
             return logits
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.foreign:
-            scores, history = scores.clone(), history.clone()
         return torch.cat([self._row(row.unsqueeze(0), history[: first + i]) for i, row in enumerate(scores)])
 
     def _row(self, scores: Tensor, history: Tensor) -> Tensor:
+        if self.foreign:
+            scores, history = scores.clone(), history.clone()
         for step in self.steps:
             if step.until is None or history.shape[0] < step.until:
                 scores = step.run(history.unsqueeze(0), scores)

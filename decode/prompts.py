@@ -10,7 +10,7 @@ Messages = Sequence[dict[str, Any]]
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of plain text, with the special tokens that the tokenizer itself adds (a BOS, say), once."""
-    return _one_bos(tokenizer, tokenizer(text, add_special_tokens=True)["input_ids"])
+    return _one_bos(tokenizer, tokenizer(_utf8(text), add_special_tokens=True)["input_ids"])
 
 
 def encode_chat(tokenizer: Any, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
@@ -26,7 +26,7 @@ def encode_chat(tokenizer: Any, messages: Messages, add_generation_prompt: bool 
         )
     except Exception as error:  # templates raise what they like, from inside a sandbox
         raise UsageError(f"messages: the chat template refuses them: {error}") from error
-    return _one_bos(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
+    return _one_bos(tokenizer, tokenizer(_utf8(text), add_special_tokens=False)["input_ids"])
 
 
 def encode_prompt(tokenizer: Any, prompt: str | Messages, chat: bool = True) -> list[int]:
@@ -53,3 +53,12 @@ def _one_bos(tokenizer: Any, ids: list[int]) -> list[int]:
     while bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
         ids = ids[1:]
     return list(ids)
+
+
+def _utf8(text: str) -> str:
+    """`text`, which no tokenizer takes with half a surrogate pair in it, as bytes that are no UTF-8 leave behind."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"prompt: character {error.start} is not valid Unicode; expected UTF-8 text") from None
+    return text

@@ -4,14 +4,17 @@ A session is given the whole context and feeds the model only the suffix that it
 all drafted tokens were accepted, or none, needs no case of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from decode.backends.cuda_graph import Draw, GraphForward
 from decode.backends.eager import TransformersForward, why_not_slots
-from decode.dynamic_session import DynamicSession, check_dynamic_rewind, chunks, new_tokens
+from decode.backends.static import StaticSlots
+from decode.dynamic_session import DynamicSession, check_continues, check_dynamic_rewind, chunks, new_tokens
+from decode.laws import Law
 from decode.model_facts import context_limit as context_limit
 from decode.model_facts import input_device
 
@@ -111,6 +114,38 @@ class SlotSession:
         self._seen = [self._seen[row] for row in rows]
 
 
+class DraftingSession(SlotSession):
+    """A session of one row that can draft several tokens in one run, in between which the host is not needed."""
+
+    def __init__(self, forward: GraphForward, model: Any, length: int) -> None:
+        super().__init__(forward, model, 1, length)
+        self._loops = forward
+        self.device = self._device  # contexts must lie there
+
+    @torch.inference_mode()
+    def draft_steps(
+        self,
+        context: Tensor,  # [n] the whole text; at least its last token is new
+        uniforms: Tensor,  # [steps] fp64 in [0, 1)
+        draw: Draw,
+        key: Hashable,  # names what `draw` does; runs made ready for one text serve later ones with the same key
+    ) -> tuple[Tensor, list[Law]]:
+        """The tokens [steps] that follow `context`, each drawn by `draw` with its number, and the laws they were drawn
+        from; both are overwritten by the next such run. All tokens but the last are seen then.
+
+        `context` and all drafted tokens but the last must fit into the capacity.
+        """
+        last, steps = len(context) - 1, len(uniforms)
+        if new_tokens(last + 1, self._seen[0], 1) > 1:
+            self._extend([context[:last]], [1])
+        assert isinstance(self._slots, StaticSlots)
+        loop = self._loops.draft_loop(self._slots, draw, steps, key)
+        position = torch.full((1,), last, device=self.device)  # filled on the device: nothing waits for a copy
+        drafted = loop(context[last:], position, uniforms)
+        self._seen[0] = last + steps
+        return drafted
+
+
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
     return tensor if tensor.device == device else tensor.to(device)
 
@@ -122,13 +157,20 @@ def new_session(loaded: "LoadedModel", rows: int, length: int) -> Session:
         forward = TransformersForward(loaded.model)
     if forward is None:
         return DynamicSession(loaded.model, rows, PREFILL_CHUNK)
+    if rows == 1 and isinstance(forward, GraphForward):
+        return DraftingSession(forward, loaded.model, length)
     return SlotSession(forward, loaded.model, rows, length)
 
 
-def check_rewindable(model: Any, name: str) -> None:
-    """Refuse, before decoding starts, a model that cannot forget tokens.
+def check_cache(model: Any, name: str, *, rewinds: bool) -> None:
+    """Refuse, before decoding starts, a model that cannot go on from what it remembers; with `rewinds` also one that
+    cannot forget tokens.
 
     Raises UsageError naming the class that holds its states.
     """
-    if why_not_slots(model) is not None:
+    if why_not_slots(model) is None:
+        return
+    if rewinds:
         check_dynamic_rewind(model, name)
+    else:
+        check_continues(model, name)

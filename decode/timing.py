@@ -1,18 +1,43 @@
-"""What timings tell: where the seconds of a call went, and paired ratios with their intervals. Knows no method."""
+"""What timings tell: where the seconds of a call went, and ratios with their intervals. Knows no method."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from decode.draft import Round
 
 RESAMPLES = 1000
 LEVEL = 0.95  # of intervals
+T = TypeVar("T")
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """What `call` returns and the seconds until the device was done with it."""
+    _synchronise()
+    start = time.perf_counter()
+    found = call()
+    _synchronise()
+    return found, time.perf_counter() - start
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def interleaved(methods: int, items: int, repeats: int) -> Iterator[tuple[int, int]]:
+    """(item, method) in the order to time them: all methods on an item, in an order that rotates from item to item."""
+    order = list(range(methods))
+    for _ in range(repeats):
+        for item in range(items):
+            yield from ((item, method) for method in order)
+            order = order[1:] + order[:1]
 
 
 @dataclass(frozen=True)
@@ -121,6 +146,29 @@ def _resampled_medians(ratios: Sequence[Sequence[float]]) -> "np.ndarray[Any, An
     prompts = draw.integers(len(ratios), size=(RESAMPLES, len(ratios), 1))
     repeats = (draw.random((RESAMPLES, len(ratios), counts.max())) * counts[prompts]).astype(int)
     return np.median(table[prompts, repeats], axis=(1, 2))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure made of sums over prompts, with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def estimate(figure: Callable[..., Any], *columns: Sequence[float]) -> Estimate | None:
+    """`figure(sum of each column)`, columns being [prompt], with a percentile bootstrap interval over prompts.
+
+    `figure` works on arrays too. A prompt with a zero in any column is left out; None where none is left.
+    """
+    table = np.array(columns, dtype=float)  # [C, P]
+    table = table[:, (table > 0).all(0)]
+    if not table.size:
+        return None
+    drawn = np.random.default_rng(0).integers(table.shape[1], size=(RESAMPLES, table.shape[1]))
+    low, high = np.quantile(figure(*table[:, drawn].sum(-1)), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(float(figure(*table.sum(-1))), float(low), float(high))
 
 
 def spread_of(seconds: Sequence[Sequence[float]]) -> float | None:

@@ -37,7 +37,11 @@ class Vocabulary:
     size: int
     """Logits are cut to their first `size` columns."""
     banned: Tensor | None = None
-    """[b] int64 ascending, on the CPU: the columns among them that stand for no token; None where there are none."""
+    """[b] int64 ascending: the columns among them that stand for no token; None where there are none."""
+
+    def on(self, device: torch.device) -> "Vocabulary":
+        """The same for logits on `device`."""
+        return self if self.banned is None else Vocabulary(self.size, self.banned.to(device))
 
     def cut(self, logits: Tensor) -> Tensor:  # [..., V] -> [..., size]
         """The logits of the tokens that there are: a view, unless some ids in the middle are unused."""

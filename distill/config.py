@@ -16,6 +16,17 @@ def require_budget(decode: DecodeConfig, section: str) -> None:
     require(tokens is not None and tokens >= 1, f"{section}max_new_tokens", tokens, "an integer >= 1")
 
 
+def refuse_unused(decode: DecodeConfig, section: str, *further: str) -> None:
+    """Raises UsageError for keys of `decode` that prompts decoded one by one, beside others' methods, cannot honour."""
+    default = DecodeConfig()
+    for key in ("batch_size", "log_probs", *further):
+        legal = f"{getattr(default, key)!r}, the default: it would have no part in the figures"
+        require(getattr(decode, key) == getattr(default, key), f"{section}{key}", getattr(decode, key), legal)
+
+
+OF_THE_DRAFT = ("draft_device", "draft_quantization", "draft_vocab_size", "draft_vocab_data")
+
+
 def refuse_model_keys(model: ModelConfig, why: str, *keys: str) -> None:
     """Raises UsageError for keys of `model` that a command could not honour."""
     for key in keys:
@@ -47,7 +58,7 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         require_least(self, max_new_tokens=1, batch_size=1, limit=1, max_prompt_tokens=1, seed=0)
         require(self.output.endswith(".jsonl"), "output", self.output, "a path that ends in .jsonl")
-        refuse_model_keys(self.model, "no draft takes part", "draft_device", "draft_quantization")
+        refuse_model_keys(self.model, "no draft takes part", *OF_THE_DRAFT)
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class InitConfig:
         require_least(self, num_parameters=1, draft_vocab_size=2, seed=0)
         require_between(self, hidden_size=(8, 16384), num_layers=(1, 512))
         require(self.cost_ratio is None or 0 < self.cost_ratio < 1, "cost_ratio", self.cost_ratio, "a number in (0, 1)")
-        refuse_model_keys(self.model, "the draft is made on the CPU", "draft_device", "draft_quantization")
+        refuse_model_keys(self.model, "the draft is made on the CPU", *OF_THE_DRAFT)
         if (self.draft_vocab_size is None) != (self.data is None):
             given, lacking = ("draft_vocab_size", "data") if self.data is None else ("data", "draft_vocab_size")
             raise UsageError(f"{given}: needs {lacking}; the tokens of data are counted for draft_vocab_size")
@@ -205,7 +216,8 @@ class FitConfig:
             raise UsageError("max_steps, max_epochs: give exactly one of the two")
         require_least(self, max_steps=1, max_epochs=1, seed=0)
         refuse_model_keys(self.model, "the trainer places both models", "draft_device", "device_map")
-        refuse_model_keys(self.model, "a draft with int8 weights cannot be trained", "draft_quantization")
+        refuse_model_keys(self.model, "a draft is trained as it was made", *OF_THE_DRAFT[1:])
+        refuse_unused(self.judge.decode, "judge.decode.", "stop_strings")
 
 
 @dataclass(frozen=True)
@@ -231,4 +243,5 @@ class RunConfig:
         if self.interactive and (not self.chat or self.trace):
             key = "chat" if not self.chat else "trace"
             raise UsageError(f"{key}: {getattr(self, key)!r} is not legal with interactive: true")
+        refuse_unused(self.decode, "decode.")
         require(self.trace is None or self.trace.endswith(".jsonl"), "trace", self.trace, "a path that ends in .jsonl")

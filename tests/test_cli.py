@@ -18,7 +18,7 @@ from distill.config import FitConfig, RunConfig
 from distill.results.config import EvalConfig
 from tests.command_lines import EVAL, FIT, RUN, stub_commands
 from tests.fixtures import byte_tokenizer, tiny_llama, with_noise
-from tests.test_project import CONFIGS, ROOT, name_of
+from tests.test_project import CONFIGS, ROOT, command_of, name_of
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_an_optional_section_is_given_key_by_key_or_null(calls: list[Any]) -> No
 def test_the_printed_config_reads_back_to_the_same(
     calls: list[Any], path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "generate" if path.stem.startswith("make_") else path.stem
+    name = command_of(path)
     assert cli.main([name, "--config", str(path), "--print-config"]) == 0
     assert not calls
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)

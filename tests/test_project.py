@@ -52,7 +52,7 @@ ORDER = {
     "decode/row.py": ("decode.session", "decode.models", "decode.proposers", "decode.verifiers", "transformers"),
     **{
         f"decode/{name}.py": ("decode.session", "decode.loop", "decode.proposers", "decode.verifiers")
-        for name in ("text", "vocabulary", "storage", "stopping", "theory", "draft_length", "processors", "models")
+        for name in ("text", "vocabulary", "storage", "stopping", "theory", "processors", "models")
     },
     "decode/errors.py": ("decode", "torch", "transformers"),
     "decode/config.py": ("torch", "transformers"),
@@ -147,10 +147,16 @@ def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     assert done.stderr == ""
 
 
+def command_of(path: Path) -> str:
+    """The command that a shipped config is for; configs/bench holds several of one."""
+    if path.parent.name in COMMANDS:
+        return path.parent.name
+    return "generate" if path.stem.startswith("make_") else path.stem
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=name_of)
 def test_every_shipped_config_parses_and_names_files_that_are_there(path: Path) -> None:
-    name = "generate" if path.stem.startswith("make_") else path.stem
-    name = path.parent.name if path.parent.name in COMMANDS else name  # configs/bench holds several of one command
+    name = command_of(path)
     config = parse(name, COMMANDS[name].config, Words(config_files=[str(path)]))
     assert isinstance(config, COMMANDS[name].config)
     named = re.findall(r"configs/[\w./-]+", path.read_text())

@@ -15,7 +15,8 @@ from decode.backends.cuda_graph import GraphForward
 from decode.backends.eager import TransformersForward, why_not_slots
 from decode.backends.lean import LeanForward
 from decode.backends.prepacked import can_prepack, prepack
-from decode.model_facts import input_device
+from decode.errors import first_line
+from decode.model_facts import context_limit, input_device
 from decode.models import LoadedModel
 
 # What auto measures on a kind of device. Compiling takes longer than most texts, so it is only done when asked for.
@@ -49,7 +50,13 @@ def _eager(loaded: LoadedModel) -> LoadedModel:
 def _prepacked(loaded: LoadedModel) -> LoadedModel:
     if not can_prepack(loaded.model):
         raise CannotServe("it needs float32 weights on the CPU and a torch built with oneDNN")
-    return replace(loaded, model=prepack(loaded.model), forward=None, backend="prepacked")
+    packed = replace(loaded, model=prepack(loaded.model), forward=None, backend="prepacked")
+    try:
+        with torch.inference_mode():
+            packed.model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
+    except Exception as error:  # some models reach into their layers, and any code may run
+        raise CannotServe(f"it does not run with packed layers: {type(error).__name__}: {first_line(error)}") from error
+    return packed
 
 
 def _lean(loaded: LoadedModel) -> LoadedModel:
@@ -127,7 +134,10 @@ def probe_seconds(loaded: LoadedModel) -> tuple[float, float]:
     """The least seconds of a forward of each probe width after a short context."""
     step = _stepper(loaded)
     device = input_device(loaded.model)
-    step(torch.ones(1, PROBE_CONTEXT, dtype=torch.int64, device=device))
+    context = min(PROBE_CONTEXT, context_limit(loaded.model) - sum(PROBE_WIDTHS) * (1 + PROBE_REPEATS))
+    if context < 1:
+        return 0.0, 0.0  # a text so short that the first candidate, the model as it is, will do
+    step(torch.ones(1, context, dtype=torch.int64, device=device))
     least = []
     for width in PROBE_WIDTHS:
         ids = torch.ones(1, width, dtype=torch.int64, device=device)

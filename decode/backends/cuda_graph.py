@@ -3,6 +3,7 @@
 Everything but the capture runs on the CPU too, where a run is made by calling it.
 """
 
+import logging
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -11,11 +12,15 @@ from torch import Tensor
 
 from decode.backends.base import Forward
 from decode.backends.static import SlotPool, StaticSlots, next_width, try_out
+from decode.errors import first_line
 from decode.laws import Law
 from decode.slots import Slots
 
 WIDTHS = (1, 2, 4, 8, 16)
 WARM_UP_RUNS = 2  # kernels choose their algorithms and take their workspaces before a capture
+MOST_LOOPS = 32  # draft loops that are kept: each holds device memory, and there is one for each length and setting
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Capture = Callable[[Callable[[], T]], Callable[[], T]]
@@ -86,11 +91,15 @@ class GraphForward:
         return logits[:, width - keep :]
 
     def draft_loop(self, slots: StaticSlots, draw: Draw, steps: int, key: Hashable) -> "DraftLoop":
-        """The loop of `steps` draft steps on `slots`. `key` names what `draw` does: loops are kept by it."""
-        runs = slots.store.runs
-        if ("draft", steps, key) not in runs:
-            runs["draft", steps, key] = DraftLoop(self._base, slots, draw, steps, self._capture)
-        loop: DraftLoop = runs["draft", steps, key]
+        """The loop of `steps` draft steps on `slots`. `key` names what `draw` does: loops are kept by it, and of many
+        those that were used last."""
+        loops = slots.store.loops
+        loop: DraftLoop | None = loops.pop((steps, key), None)
+        if loop is None:
+            loop = DraftLoop(self._base, slots, draw, steps, self._capture)
+        loops[steps, key] = loop
+        if len(loops) > MOST_LOOPS:
+            del loops[next(iter(loops))]
         return loop
 
 
@@ -129,11 +138,19 @@ class DraftLoop:
         """
         if self._run is None:
             self._token, self._position, self._uniforms = token.clone(), position.clone(), uniforms.clone()
-            self._run = self._capture(self._drafted)
+            self._run = self._made_ready()
         self._token.copy_(token)
         self._position.copy_(position)
         self._uniforms.copy_(uniforms)
         return self._run()
+
+    def _made_ready(self) -> Callable[[], tuple[Tensor, list[Law]]]:
+        try:
+            return self._capture(self._drafted)
+        except Exception as error:  # captures fail in many ways, in the middle of a text; uncaptured it draws the same
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            log.warning("a draft of %d tokens runs step by step, as its capture fails: %s", self._steps, reason)
+            return call(self._drafted)
 
     def _drafted(self) -> tuple[Tensor, list[Law]]:
         slots, token = self._store.slots, self._token

@@ -100,8 +100,9 @@ class LeanForward:
 
     def _turns(self, slots: Slots) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of the step's positions, [W, D] or [B, 1, W, D] each."""
-        if slots.length >= self._angles[-1].shape[0]:
-            self._extend_angles(slots.length + 1)
+        used = slots.length + 1 if slots.start is None else slots.start + slots.width
+        if used > self._angles[-1].shape[0]:
+            self._extend_angles(used)
         if slots.start is not None:
             cos, sin = self._angles[-1][slots.start : slots.start + slots.width].chunk(2, -1)
         else:

@@ -36,7 +36,9 @@ def can_prepack(model: nn.Module) -> bool:
     """Whether every weight is fp32 on the CPU and this build of torch has oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return False
-    return all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
+    return all(
+        type(p) is nn.Parameter and p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters()
+    )
 
 
 @torch.no_grad()

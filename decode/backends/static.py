@@ -24,6 +24,7 @@ class Store:
     buffers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     steps: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # width: positions, rows, slots
     runs: dict[Hashable, Any] = field(default_factory=dict)
+    loops: dict[Hashable, Any] = field(default_factory=dict)  # runs of several steps, those used last at the end
     lent: Callable[[], "StaticSlots | None"] = field(default=lambda: None)
 
     @property
@@ -53,6 +54,13 @@ class StaticSlots(Slots):
             if stays is not moves:
                 stays.copy_(moves)
         self._positions, self._at = step[0], step[1:]
+
+    def _aim_by_index(self, starts: Sequence[int], widths: Sequence[int], device: torch.device, most: int) -> None:
+        # As in Slots, for the one row. Its numbers go to kernels as they are: to copy them would wait for a GPU.
+        (start,), (fed,) = starts, widths
+        ahead = torch.arange(fed - most, fed, device=device).unsqueeze(0)  # [1, W]; below 0: padding
+        self._positions = ahead.clamp(min=0) + (start if fed else max(start - 1, 0))
+        self._at = (torch.zeros_like(ahead[:, :1]), self._positions.masked_fill(ahead < 0, self._size))
 
     def aim_at(self, positions: Tensor) -> None:
         """Prepare a forward at `positions` [1, W], which are not read by the host; none of them is padding."""

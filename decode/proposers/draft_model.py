@@ -8,8 +8,10 @@ from torch import Tensor
 from decode.draft import Draft
 from decode.laws import Law, all_true
 from decode.proposers.base import Setup
+from decode.proposers.one_run import OneRun
 from decode.row import Row
 from decode.sampling import draw_from, draw_uniform
+from decode.session import DraftingSession
 
 
 @dataclass
@@ -61,9 +63,12 @@ class DraftModel:
         assert setup.session is not None
         self._session = setup.session
         self._vocab_size = setup.vocab_size
+        self._one_run = OneRun(setup.session, setup.vocab_size) if isinstance(setup.session, DraftingSession) else None
 
     def propose(self, rows: Sequence[Row]) -> list[Draft]:
         """See Proposer. Past the draft's own context limit nothing is drafted."""
+        if self._one_run is not None and self._one_run.serves(rows[0]):
+            return [self._one_run.draft(rows[0], self._most(rows[0]))]
         chains = [_Chain(row, self._most(row)) for row in rows]
         while any(chain.grows for chain in chains):
             keep = [int(chain.grows) for chain in chains]

@@ -33,7 +33,7 @@ def verify_block(
     kept = uniform[:width] < falls
     index = torch.arange(1, width + 1, device=kept.device)
     num_accepted = torch.cat([index.new_zeros(1), index * kept]).amax()
-    scale = torch.cat([reach.new_ones(1), reach])[num_accepted]
+    scale = torch.cat([reach.new_ones(1), reach]).take(num_accepted)
     return Verdict(num_accepted, next_token(draft, target, num_accepted, scale, uniform[width]))
 
 

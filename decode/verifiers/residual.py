@@ -20,7 +20,7 @@ def next_token(
     p = q leaves nothing but rounding; a rejection then has probability 0 and any law would do: p.
     """
     if target.is_point:
-        return target.tokens[num_accepted]  # all that can be left of a point mass
+        return target.tokens.take(num_accepted)  # all that can be left of a point mass
     uniform = uniform.reshape(1)
     if target.probs.device.type != "cpu":
         return _unread(draft, target, num_accepted.reshape(1), scale, uniform)

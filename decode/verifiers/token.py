@@ -22,7 +22,7 @@ def verify_tokens(
     width = draft.width
     if draft.law is None and target.is_point:  # greedy on both sides: a trial that needs no luck
         num_accepted = (target.tokens[:width] == draft.tokens).cumprod(0).sum()
-        return Verdict(num_accepted, target.tokens[num_accepted])
+        return Verdict(num_accepted, target.tokens.take(num_accepted))  # to index by it would read the device
     uniform = draw_uniform(width + 1, generator)
     drafted = draft.tokens.unsqueeze(-1)  # [W, 1]
     p = target[:width].of(drafted).squeeze(-1)

@@ -11,9 +11,10 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 
 from decode.backends import with_backend
+from decode.draft_vocab import DRAFT_VOCAB_FILE
 from decode.errors import UsageError, require
 from decode.health import check_healthy
-from decode.models import DRAFT_VOCAB_FILE, LoadedModel, load_model, narrow_head
+from decode.models import LoadedModel, load_model, narrow_head
 from distill.config import InitConfig
 from distill.drafts.embeddings import EMBEDDING_STD, HEAD_STD, principal_directions, project
 from distill.drafts.shapes import Shape, candidate_shapes, fixed_shape, largest_within

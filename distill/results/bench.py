@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
@@ -16,6 +17,7 @@ from distill.results.bench_methods import Pair, build_entries
 from distill.results.bench_names import method_names
 from distill.results.bench_report import BenchReport, print_report, report_of, write_report
 from distill.results.bench_run import Circumstances, load_domains, measure
+from distill.results.candidates import check_apart
 from distill.results.config import BenchConfig
 from distill.results.evaluate import busy_share, seeded
 from distill.runs import record_run
@@ -31,6 +33,8 @@ def bench(config: BenchConfig) -> BenchReport:
     names = method_names(config.methods)
     for file in config.prompts:
         check_source(file)
+    for role, model in (("target", config.target), ("draft", config.draft)):
+        check_apart(Path(config.output), role, model)
     with run_folder(config.output, "draftsmith bench") as output:
         around = Circumstances(busy_share(), os.getloadavg()[0] if hasattr(os, "getloadavg") else None)
         pair = _load(config, around)

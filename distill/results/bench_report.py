@@ -12,14 +12,16 @@ from rich.console import Console
 from distill.results.bench_names import TRANSFORMERS
 from distill.results.bench_picture import write_picture
 from distill.results.bench_rows import best_fixed, mismatch_rows, rows_of, timing_rows
+from distill.results.bench_rules import rule_rows
 from distill.results.bench_run import Circumstances, Measured
-from distill.results.bench_tables import print_tables
+from distill.results.bench_tables import print_rules, print_tables
 from distill.results.bench_theory import estimate_table, theory_of
 from distill.results.config import BenchConfig
-from distill.results.report import NEAR_ZERO_ACCEPTANCE, machine_warnings
+from distill.results.report import NEAR_ZERO_ACCEPTANCE, WIDE_SPREAD, machine_warnings
 from distill.runs import plain, versions, write_json_atomic, write_text_atomic
 
 Row = dict[str, Any]
+OFTEN = 0.1  # share of all pairs of method and prompt
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class BenchReport:
     circumstances: Row
     rows: list[Row]  # of each domain and method, then of all domains
     theory: list[Row]  # of each domain
+    rules: list[Row]  # of each domain and method that was run with both rules
     mismatches: list[Row]
     timings: list[Row]
     failures: list[str]  # greedy texts that should be equal and are not
@@ -48,11 +51,13 @@ def report_of(config: BenchConfig, measured: Measured, around: Circumstances) ->
         circumstances={**plain(around), "warm_up_seconds": warm_up},
         rows=rows,
         theory=theory_of(measured),
+        rules=rule_rows(measured),
         mismatches=mismatches,
         timings=timing_rows(measured),
         failures=_difference_lines(mismatches, [*ours, TRANSFORMERS]),
         warnings=[
             *machine_warnings(around.busy_share, spread),
+            *_repeat_warnings(measured),
             *_cost_warnings(measured),
             *_backend_warnings(measured, config),
             *_draft_warnings(last),
@@ -89,6 +94,18 @@ def _tie_lines(mismatches: Sequence[Row]) -> list[str]:
     return [
         f"{len(ties)} greedy texts of {methods} methods part from plain decoding's at ties: logits at most "
         f"{worst['gap']:.3g} apart, where rounding may reach {worst['bound']:.3g}"
+    ]
+
+
+def _repeat_warnings(measured: Measured) -> list[str]:
+    """Repeats of one prompt decode the same text, so what tells their times apart is the machine."""
+    repeats = [[run.seconds for run in t.runs] for result in measured.results for t in result.timings]
+    wide = sum(max(seconds) > (1 + WIDE_SPREAD) * min(seconds) for seconds in repeats)
+    if wide <= OFTEN * len(repeats):
+        return []
+    return [
+        f"on {wide} of {len(repeats)} pairs of method and prompt the slowest repeat took more than {1 + WIDE_SPREAD:g} "
+        "times the quickest; something else ran, and the timings are doubtful"
     ]
 
 
@@ -136,6 +153,7 @@ def write_report(report: BenchReport, output: Path) -> None:
         "best_fixed": best_fixed(report.rows),
         "theory": report.theory,
         "textbook": estimate_table(),
+        "rules": report.rules,
         "mismatches": report.mismatches,
         "failures": report.failures,
         "warnings": report.warnings,
@@ -157,5 +175,6 @@ def print_report(report: BenchReport, console: Console | None = None) -> None:
     """The tables, then the warnings. Failures are the caller's to tell."""
     console = console or Console(highlight=False)
     print_tables(report.settings, report.circumstances, report.rows, report.theory, console)
+    print_rules(report.rules, console)
     for line in report.warnings:
         console.print(f"warning: {line}", soft_wrap=True)

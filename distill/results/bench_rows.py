@@ -138,9 +138,9 @@ def prediction_of(entry: Entry, result: MethodResult, plain: MethodResult) -> Ro
     return {
         "tokens_per_second": found.tokens_per_second,
         "measured_tokens_per_second": measured,
-        "speedup": found.speedup,
+        "speedup": found.tokens_per_second / own_plain,
         "measured_speedup": measured / own_plain,
-        "measured_share": measured / own_plain / found.speedup,
+        "measured_share": measured / found.tokens_per_second,
     }
 
 

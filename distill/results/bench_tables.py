@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from math import floor, log10
 from typing import Any
 
 from rich.box import HORIZONTALS
@@ -26,6 +27,8 @@ PHASE_NOTES = (
     "⁵ over plain decoding, prompts' first rounds left out; what the costs measured in this run promise for the rounds "
     "that were decoded, what was measured, and its share of that",
 )
+
+RULE_NOTES = ("in brackets 95% intervals over prompts; where that of a ratio holds 1, no gain is shown",)
 
 
 def print_tables(
@@ -136,6 +139,32 @@ def phase_table(rows: Sequence[Row]) -> Table:
             UNKNOWN if share is None else f"{share:.0%}",
         )
     return table
+
+
+def print_rules(rows: Sequence[Row], console: Console) -> None:
+    """A table for each domain: what the block rule adds to the token rule."""
+    for domain in dict.fromkeys(row["domain"] for row in rows):
+        console.print(f"\nblock over token rule, {domain}", style="bold")
+        table = _table("method", "", "token rule", "block rule", "block over token")
+        for row in (row for row in rows if row["domain"] == domain):
+            over = row["block_over_token"]
+            for name, label, key in (
+                (row["method"], "tok/pass", "mean_acceptance_length"),
+                ("", "tok/s", "tokens_per_second"),
+            ):
+                figures = (_estimate(found, 3) for found in (row["token"][key], row["block"][key], over[key]))
+                table.add_row(name, label, *figures)
+        console.print(table)
+    if rows:
+        _print_notes(RULE_NOTES, console)
+
+
+def _estimate(found: Row | None, places: int) -> str:
+    """With so many significant places."""
+    if found is None:
+        return UNKNOWN
+    digits = max(0, places - 1 - floor(log10(found["value"])))
+    return f"{found['value']:.{digits}f} ({found['low']:.{digits}f}-{found['high']:.{digits}f})"
 
 
 def _print_theory(row: Row, console: Console) -> None:

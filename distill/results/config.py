@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from decode.config import DecodeConfig, ModelConfig
 from decode.errors import require, require_least
-from distill.config import require_budget
+from distill.config import refuse_model_keys, refuse_unused, require_budget
 
 METHODS = (
     *("plain", "transformers", "transformers-assisted", "transformers-prompt-lookup"),
@@ -37,6 +37,8 @@ class EvalConfig:
         require(len(self.drafts) >= 1, "drafts", self.drafts, "at least one draft, checkpoint or run folder")
         require_least(self, num_prompts=1, skip_prompts=0, repeats=1)
         require_budget(self.decode, "decode.")
+        refuse_unused(self.decode, "decode.", "stop_strings")
+        refuse_model_keys(self.model, "drafts are measured as they are", "draft_vocab_size", "draft_vocab_data")
 
 
 @dataclass(frozen=True)

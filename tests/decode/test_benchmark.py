@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from decode import benchmark
+from decode import timing
 from decode.benchmark import Answer, Method, decoder_method, run_benchmark, transformers_method
 from decode.config import DecodeConfig, SamplingConfig
 from decode.decoder import SpeculativeDecoder
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     fake = Clock()
-    monkeypatch.setattr(benchmark, "time", fake)
+    monkeypatch.setattr(timing, "time", fake)
     yield fake
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from decode import costs as room
 from decode.costs import Costs, measure_costs, pair_costs
+from decode.draft_length import LONGEST_DRAFT
 from decode.models import LoadedModel
 from tests.fixtures import loaded, tiny_gpt2, tiny_llama
 
@@ -159,11 +160,12 @@ def test_what_a_busy_machine_shows_is_used_but_not_kept(pair: Pair, own: Path, m
 
 
 def test_a_shorter_draft_takes_its_part_and_a_longer_one_is_measured(pair: Pair, own: Path, counted: list[int]) -> None:
-    pair_costs(*pair, 4)
+    short = pair_costs(*pair, 4)
+    assert short.verify_ms == (30.0, 31.0, 32.0, 33.0, 34.0)
     assert pair_costs(*pair, 2).verify_ms == (30.0, 31.0, 32.0)
-    assert pair_costs(*pair, 6).most == 6
-    assert pair_costs(*pair, 4).most == 4
-    assert counted == [4, 6]
+    assert pair_costs(*pair, 12).most == 12
+    assert pair_costs(*pair, 4) == short, "what was measured once stays, and with it what a seed gives"
+    assert counted == [LONGEST_DRAFT, 12]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_a_damaged_or_foreign_file_is_measured_anew(
     (file,) = own.iterdir()
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
     monkeypatch.setattr(room, "_measured", {})
-    assert pair_costs(*pair, 3) == first and counted == [3, 3]
+    assert pair_costs(*pair, 3) == first and counted == [LONGEST_DRAFT] * 2
     assert json.loads(file.read_text())["draft_ms"] == 1.5
 
 
@@ -198,7 +200,7 @@ def test_a_folder_that_cannot_be_written_only_costs_time(
     own.parent.parent.joinpath("a-file").write_text("")
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(own.parent.parent / "a-file"))
     assert pair_costs(*pair, 3).most == 3 and pair_costs(*pair, 3).most == 3
-    assert counted == [3]
+    assert counted == [LONGEST_DRAFT]
 
 
 def test_whatever_costs_depend_on_is_told_apart(

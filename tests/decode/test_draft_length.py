@@ -11,7 +11,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from decode.draft_length import DRAFT_LENGTHS, Acceptance, CostModel, DraftLength, LengthSetup
+from decode.draft_length import DRAFT_LENGTHS, DraftLength, LengthSetup
+from decode.draft_length.cost_model import Acceptance, CostModel
 from decode.laws import Law
 from decode.theory import Costs
 

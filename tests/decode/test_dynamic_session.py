@@ -6,7 +6,7 @@ import pytest
 
 from decode.dynamic_session import chunks
 from decode.errors import UsageError
-from decode.session import Session, check_rewindable
+from decode.session import Session, check_cache
 from tests.decode.session_fixtures import (
     CACHE_FAMILIES,
     RAGGED,
@@ -52,4 +52,31 @@ def test_chunks_end_full() -> None:
 def test_recurrent_states_are_refused_by_class(family: str) -> None:
     make, name = RECURRENT_FAMILIES[family]
     with pytest.raises(UsageError, match=f"model 'that': .*{name}.* cannot be rewound"):
-        check_rewindable(make(), "that")
+        check_cache(make(), "that", rewinds=True)
+
+
+def test_plain_decoding_refuses_a_model_that_does_not_go_on_from_a_cache() -> None:
+    """Its memory is another than the cache that it is given, which it takes without a word."""
+    from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
+
+    from decode.decoder import SpeculativeDecoder
+    from tests.fixtures import loaded, strengthen
+
+    config = OpenAIGPTConfig(vocab_size=48, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    with pytest.raises(UsageError, match="OpenAIGPTLMHeadModel does not go on from a cache"):
+        SpeculativeDecoder(loaded(strengthen(OpenAIGPTLMHeadModel(config), 0, 0.4)))
+
+
+def test_plain_decoding_takes_states_that_cannot_be_rewound() -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    from decode.backends import with_backend
+    from decode.config import DecodeConfig
+    from decode.decoder import SpeculativeDecoder
+    from tests.fixtures import greedy_reference, loaded, random_prompt, strengthen
+
+    config = MambaConfig(vocab_size=48, hidden_size=32, num_hidden_layers=2, state_size=8, eos_token_id=None)
+    model = strengthen(MambaForCausalLM(config), 0, 0.3).float()
+    prompt = random_prompt(7)
+    answer = SpeculativeDecoder(with_backend(loaded(model))).generate(prompt, DecodeConfig(12))[0]
+    assert answer.ids == greedy_reference(model, prompt, 12)

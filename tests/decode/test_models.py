@@ -13,7 +13,7 @@ from decode.decoder import SpeculativeDecoder
 from decode.errors import DraftsmithError, UsageError
 from decode.health import check_healthy
 from decode.models import load_model, resolve_model_path
-from decode.session import check_rewindable
+from decode.session import check_cache
 from decode.vocabulary import check_pair
 from tests.fixtures import byte_tokenizer, loaded, tiny_gpt2, tiny_llama
 
@@ -174,9 +174,9 @@ def test_caches_that_cannot_be_rewound_are_refused_by_layer_class() -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
     model: Any = MambaForCausalLM(MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=2, state_size=4)).eval()
-    check_rewindable(tiny_gpt2(0), "fine")
+    check_cache(tiny_gpt2(0), "fine", rewinds=True)
     with pytest.raises(UsageError, match=r"Layer.* cannot be rewound"):
-        check_rewindable(model, "mamba")
+        check_cache(model, "mamba", rewinds=True)
 
 
 def test_encoder_decoders_are_refused(tmp_path: Path) -> None:

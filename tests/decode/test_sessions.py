@@ -11,7 +11,7 @@ from decode.backends.eager import TransformersForward, why_not_slots
 from decode.dynamic_session import DynamicSession
 from decode.model_facts import context_limit, input_device, layer_windows
 from decode.models import LoadedModel
-from decode.session import Session, SlotSession, check_rewindable, new_session
+from decode.session import Session, SlotSession, check_cache, new_session
 from decode.slots import Slots
 from tests.decode.session_fixtures import (
     CACHE_FAMILIES,
@@ -182,7 +182,7 @@ def test_control_a_wrong_position_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("family", [*SLOT_FAMILIES, *CACHE_FAMILIES])
 def test_the_session_is_chosen_by_what_the_model_can(family: str) -> None:
     model = {**SLOT_FAMILIES, **CACHE_FAMILIES}[family]()
-    check_rewindable(model, family)
+    check_cache(model, family, rewinds=True)
     session = new_session(LoadedModel(model, None, family), 2, 64)
     assert isinstance(session, SlotSession if family in SLOT_FAMILIES else DynamicSession)
     assert session.capacity == context_limit(model)

@@ -7,6 +7,7 @@ import torch
 
 from decode.config import DecodeConfig, SamplingConfig
 from decode.decoder import SpeculativeDecoder
+from decode.errors import UsageError
 from tests.fixtures import greedy_reference, loaded, random_prompt, tiny_gpt2, tiny_llama, with_noise
 
 PROMPT = random_prompt(9)
@@ -89,3 +90,53 @@ def test_d12_no_budget_runs_to_the_end_of_the_context() -> None:
     decoder = SpeculativeDecoder(loaded(target), loaded(with_noise(target, 0.1)))
     answer = decoder.generate(PROMPT, DecodeConfig(None))[0]
     assert answer.ids == greedy_reference(target, PROMPT, 31) and answer.finish_reason == "length"
+
+
+def test_ids_come_in_tensors_and_arrays_too() -> None:
+    decoder = pair()
+    wanted = decoder.generate(PROMPT, fixed(6, 2))[0].ids
+    ids = torch.tensor(PROMPT)
+    for prompts in (ids, ids.numpy(), [ids], ids.unsqueeze(0), [ids.numpy()]):
+        assert [answer.ids for answer in decoder.generate(prompts, fixed(6, 2))] == [wanted]  # type: ignore[arg-type]
+    assert decoder.generate([], fixed(6, 2)) == []
+
+
+def test_a_processor_that_writes_to_what_it_is_given_changes_nothing_but_its_own_answer() -> None:
+    def writes(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[0, history[0, -1]] -= 5.0
+        history.zero_()
+        return scores
+
+    drafted = pair(0.1).generate(PROMPT, fixed(24, 4), logits_processor=[writes])[0].ids
+    assert drafted == pair(0.1).generate(PROMPT, fixed(24, 0), logits_processor=[writes])[0].ids
+
+
+def test_d26_streams_that_take_turns_do_not_wake_each_others_dropout() -> None:
+    target = tiny_llama(0, attention_dropout=0.4)
+    decoder = SpeculativeDecoder(loaded(target), loaded(with_noise(target, 0.1)))
+    wanted = greedy_reference(target, PROMPT, 20)
+    target.train()
+    first, second = decoder.stream(PROMPT, fixed(4, 2)), decoder.stream(PROMPT, fixed(20, 2))
+    next(second)
+    list(first)
+    ids = [token for chunk in second for token in chunk.ids]
+    assert ids == wanted[-len(ids) :] and target.training
+
+
+def test_settings_that_no_model_could_serve_are_refused_by_name() -> None:
+    decoder = pair()
+    for config, words in (
+        (DecodeConfig(4, eos_token_ids=[99]), "eos_token_ids: 99"),
+        (DecodeConfig(4, sampling=SamplingConfig(allowed_ids=[77])), "allowed_ids"),
+        ("greedy", "config: 'greedy' is not legal"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            decoder.generate(PROMPT, config)
+    for settings, words in (
+        ({"max_new_tokens": 2.5}, "max_new_tokens"),
+        ({"num_speculative_tokens": 1.5}, "num_speculative_tokens"),
+        ({"verifier": "blok"}, "verifier: 'blok' is not legal; expected one of auto, token, block"),
+        ({"batch_size": 0}, "batch_size"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            DecodeConfig(**settings)

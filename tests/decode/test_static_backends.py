@@ -9,13 +9,14 @@ from torch import Tensor
 
 from decode.backends import with_backend
 from decode.backends.compiled import CompiledForward
-from decode.backends.cuda_graph import DraftLoop, GraphForward, call, capture_graph
+from decode.backends.cuda_graph import DraftLoop, Draw, GraphForward, call, capture_graph
 from decode.backends.eager import TransformersForward
 from decode.backends.lean import LeanForward
 from decode.backends.static import LEAST_LENGTH, SlotPool, StaticSlots
 from decode.config import SamplingConfig
 from decode.laws import Law
 from decode.sampling import draw_from, law_of
+from decode.session import DraftingSession, new_session
 from tests.decode.backend_checks import LEAN, Feeder, check_rows, check_text, own_logits
 from tests.fixtures import loaded, random_prompt, tiny_llama, tiny_mistral
 
@@ -66,6 +67,14 @@ def test_memory_is_lent_to_one_text_at_a_time_and_forgets() -> None:
     assert store.buffers[0][0].isfinite().all()
 
 
+def draw_by(sampling: SamplingConfig) -> Draw:
+    def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Law]:
+        law = law_of(logits, sampling)
+        return draw_from(law, uniform), law
+
+    return draw
+
+
 def draft_one_by_one(forward: GraphForward, prompt: list[int], uniforms: Tensor, sampling: SamplingConfig) -> list[int]:
     """Drafting with a step for each token, read by the host."""
     feeder, text = Feeder(forward, 1), list(prompt)
@@ -78,16 +87,11 @@ def draft_one_by_one(forward: GraphForward, prompt: list[int], uniforms: Tensor,
 
 def drafted(forward: GraphForward, prompt: list[int], uniforms: Tensor, sampling: SamplingConfig) -> list[int]:
     """The same by the loop, which reads nothing."""
-
-    def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Law]:
-        law = law_of(logits, sampling)
-        return draw_from(law, uniform), law
-
     feeder = Feeder(forward, 1)
     assert isinstance(feeder.slots, StaticSlots)
     feeder.feed([0], [prompt[:-1]])
     device = uniforms.device
-    loop = forward.draft_loop(feeder.slots, draw, len(uniforms), sampling.temperature)
+    loop = forward.draft_loop(feeder.slots, draw_by(sampling), len(uniforms), sampling.temperature)
     last = torch.tensor([prompt[-1]], device=device), torch.tensor([len(prompt) - 1], device=device)
     tokens, laws = loop(*last, uniforms)
     assert [float(law.probs.sum()) for law in laws] == pytest.approx([1.0] * len(uniforms))
@@ -110,17 +114,27 @@ def test_the_draft_loop_leaves_the_slots_ready_to_go_on() -> None:
     forward = GraphForward(LeanForward(model), CPU)
     feeder = Feeder(forward, 1)
     feeder.feed([0], [prompt[:-1]])
-
-    def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Law]:
-        law = law_of(logits, SamplingConfig())
-        return draw_from(law, uniform), law
-
     assert isinstance(feeder.slots, StaticSlots)
-    loop = DraftLoop(LeanForward(model), feeder.slots, draw, 3, call)
+    loop = DraftLoop(LeanForward(model), feeder.slots, draw_by(SamplingConfig()), 3, call)
     tokens, _ = loop(torch.tensor([prompt[-1]]), torch.tensor([7]), torch.zeros(3, dtype=torch.float64))
     text = prompt + tokens.tolist()
     got = feeder.feed([10], [text[10:]])[0]
     torch.testing.assert_close(got, own_logits(model, text)[10:], atol=1e-9, rtol=0)
+
+
+def test_a_loop_whose_capture_fails_draws_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(run: Callable) -> Callable:
+        raise RuntimeError("no graph")
+
+    found, uniforms = [], torch.rand(3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for capture in (call, fails):
+        feeder = Feeder(GraphForward(LeanForward(tiny_llama()), CPU), 1)
+        feeder.feed([0], [[1, 2, 3]])
+        assert isinstance(feeder.slots, StaticSlots)
+        loop = DraftLoop(feeder.forward, feeder.slots, draw_by(SAMPLED), 3, capture)
+        found += [loop(torch.tensor([4]), torch.tensor([3]), uniforms)[0].tolist() for _ in range(2)]
+    assert found == [found[0]] * 4
+    assert caplog.messages == ["a draft of 3 tokens runs step by step, as its capture fails: RuntimeError: no graph"]
 
 
 def test_a_run_reads_nothing_but_what_lies_in_its_memory() -> None:
@@ -188,17 +202,27 @@ def test_the_captured_draft_loop_draws_what_the_called_one_draws() -> None:
     for capture in (call, capture_graph):
         slots = SlotPool().lend(64)
         base = LeanForward(model)
-
-        def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Law]:
-            law = law_of(logits, SAMPLED)
-            return draw_from(law, uniform), law
-
         with torch.inference_mode():
             slots.aim([0], [8], device)
             base(torch.tensor([prompt[:8]], device=device), slots, 1)
-            loop = DraftLoop(base, slots, draw, 5, capture)
+            loop = DraftLoop(base, slots, draw_by(SAMPLED), 5, capture)
             last = torch.tensor([prompt[8]], device=device), torch.tensor([8], device=device)
             for seed in (0, 1):
                 uniforms = torch.rand(5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
                 found.append(loop(*last, uniforms.to(device))[0].tolist())
     assert found[:2] == found[2:]
+
+
+@pytest.mark.gpu
+def test_a_captured_draft_does_not_wait_for_the_device() -> None:
+    session = new_session(with_backend(loaded(tiny_llama().cuda()), "cuda_graph"), 1, 64)
+    assert isinstance(session, DraftingSession)
+    text = torch.tensor(random_prompt(20), device="cuda")
+    uniforms = torch.full((4,), 0.3, dtype=torch.float64, device="cuda")
+    session.draft_steps(text[:9], uniforms, draw_by(SAMPLED), "key")  # captures
+    session.rewind([10])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        session.draft_steps(text[:12], uniforms, draw_by(SAMPLED), "key")  # one that was missed is fed before
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

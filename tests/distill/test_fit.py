@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from decode.config import ModelConfig
-from decode.models import DRAFT_VOCAB_FILE
+from decode.draft_vocab import DRAFT_VOCAB_FILE
 from distill.config import JudgeConfig, TeacherConfig
 from distill.drafts.load import best_checkpoint, checkpoints_of, load_draft
 from distill.teacher.fingerprint import ids_sha256

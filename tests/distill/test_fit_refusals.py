@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from decode.config import DecodeConfig
+from decode.draft_vocab import DRAFT_VOCAB_FILE
 from decode.errors import UsageError
-from decode.models import DRAFT_VOCAB_FILE
 from distill.config import DataConfig, JudgeConfig, LossConfig, OptimizerConfig, TeacherConfig
 from distill.runs import plain
 from distill.training.resume import Record, Standing, refuse_changes
