@@ -27,6 +27,7 @@ from decode.proposers import PROPOSERS, Setup
 from decode.row import Row
 from decode.session import check_cache, context_limit, new_session
 from decode.text import GrowingText
+from decode.theory import Costs
 from decode.verifiers import VERIFIERS, Verifier
 from decode.vocabulary import check_pair, pair_vocabulary
 
@@ -163,14 +164,19 @@ class SpeculativeDecoder:
     def _row(
         self, ids: list[int], config: DecodeConfig, processors: Sequence[Any] | None, criteria: Sequence[Any] | None
     ) -> Row:
-        costs = None
-        if DRAFT_LENGTHS[config.draft_length].needs_costs and self.draft is not None and config.most_drafted:
-            with self._evaluating_both():
-                costs = pair_costs(self.target, self.draft, config.most_drafted)
         extras = processors or (), criteria or ()
-        row = prepare_row(self.target, self.draft, self.vocabulary, ids, config, costs, *extras)
+        row = prepare_row(self.target, self.draft, self.vocabulary, ids, config, self.costs(config), *extras)
         self._tell_of_draft_limit(row.length + row.stopping.room)
         return row
+
+    def costs(self, config: Any = None) -> Costs | None:
+        """What rounds of this pair cost, where `config` drafts by that. To ask beforehand keeps the second or two that
+        measuring takes, where it isn't known yet, out of a first answer's time."""
+        settings = self.settings(config)
+        if self.draft is None or not settings.most_drafted or not DRAFT_LENGTHS[settings.draft_length].needs_costs:
+            return None
+        with self._evaluating_both():
+            return pair_costs(self.target, self.draft, settings.most_drafted)
 
     def _tell_of_draft_limit(self, length: int) -> None:
         if self.draft is None or self._told_of_limit:

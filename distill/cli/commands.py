@@ -89,6 +89,7 @@ def run_run(config: RunConfig) -> None:
 
         chat(decoder, config.decode, config.prompt)
         return
+    decoder.costs(config.decode)
     started = time.perf_counter()
     for chunk in decoder.stream(config.prompt or "", config.decode, chat=config.chat, trace=config.trace is not None):
         print(chunk.text, end="", flush=True)
