@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from decode.backends.base import Forward
-from decode.backends.static import SlotPool, StaticSlots, next_width, try_out
+from decode.backends.static import FewWidths, StaticSlots, try_out
 from decode.errors import first_line
 from decode.laws import Law
-from decode.slots import Slots
 
 WIDTHS = (1, 2, 4, 8, 16)
 WARM_UP_RUNS = 2  # kernels choose their algorithms and take their workspaces before a capture
@@ -59,7 +58,7 @@ def capture_for(device: torch.device) -> Capture:
     return capture_graph if device.type == "cuda" else call
 
 
-class GraphForward:
+class GraphForward(FewWidths):
     """`base` captured for each width and length of buffers when that is first met, one text at a time. Graphs are kept
     and serve later texts. Long chunks of a prompt and batches run as they are.
 
@@ -67,28 +66,17 @@ class GraphForward:
     """
 
     def __init__(self, base: Forward, device: torch.device, widths: tuple[int, ...] = WIDTHS) -> None:
-        self._base, self._capture, self._widths = base, capture_for(device), widths
-        self._pool = SlotPool()
+        super().__init__(base, widths)
+        self._capture = capture_for(device)
         try_out(self, base, widths, device)
 
-    def new_slots(self, rows: int, length: int) -> Slots:
-        """See Forward."""
-        return self._pool.lend(length) if rows == 1 else self._base.new_slots(rows, length)
-
-    def pad_width(self, width: int) -> int:
-        """See Forward."""
-        return next_width(width, self._widths)
-
-    def __call__(self, ids: Tensor, slots: Slots, keep: int) -> Tensor:
-        """See Forward. The logits of a captured width are overwritten by the next step of that width."""
-        width = ids.shape[1]
-        if not isinstance(slots, StaticSlots) or width not in self._widths:
-            return self._base(ids, slots, keep)
-        store = slots.store
+    def step(self, ids: Tensor, slots: StaticSlots) -> Tensor:
+        """See FewWidths. The logits of a captured width are overwritten by the next step of that width."""
+        store, width = slots.store, ids.shape[1]
         if width not in store.runs:
             store.runs[width] = _StepRun(self._base, slots, ids, self._capture)
         logits: Tensor = store.runs[width](ids)
-        return logits[:, width - keep :]
+        return logits
 
     def draft_loop(self, slots: StaticSlots, draw: Draw, steps: int, key: Hashable) -> "DraftLoop":
         """The loop of `steps` draft steps on `slots`. `key` names what `draw` does: loops are kept by it, and of many

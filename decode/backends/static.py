@@ -122,3 +122,31 @@ def try_out(ready: Forward, base: Forward, widths: Sequence[int], device: torch.
             raise CannotServe(f"{type(ready).__name__} fails: {type(error).__name__}: {first_line(error)}") from error
         if not agree(ours, plain, plain.dtype):
             raise CannotServe(f"{type(ready).__name__} gives other logits, by {relative_gap(ours, plain):.1%}")
+
+
+class FewWidths:
+    """A Forward over `base` that is made ready for a few widths of one row's static slots; whatever else it is given,
+    long chunks of a prompt and batches, runs by `base` as it is. What is ready for a width is the subclass's `step`."""
+
+    def __init__(self, base: Forward, widths: tuple[int, ...]) -> None:
+        self._base, self._widths = base, widths
+        self._pool = SlotPool()
+
+    def new_slots(self, rows: int, length: int) -> Slots:
+        """See Forward."""
+        return self._pool.lend(length) if rows == 1 else self._base.new_slots(rows, length)
+
+    def pad_width(self, width: int) -> int:
+        """See Forward."""
+        return next_width(width, self._widths)
+
+    def __call__(self, ids: Tensor, slots: Slots, keep: int) -> Tensor:
+        """See Forward."""
+        width = ids.shape[1]
+        if not isinstance(slots, StaticSlots) or width not in self._widths:
+            return self._base(ids, slots, keep)
+        return self.step(ids, slots)[:, width - keep :]
+
+    def step(self, ids: Tensor, slots: StaticSlots) -> Tensor:
+        """Logits [1, W, V] of all columns of `ids` [1, W], W one of the widths."""
+        raise TypeError(f"{type(self).__name__} makes no step ready")
