@@ -17,6 +17,7 @@ from decode.decoder import SpeculativeDecoder
 from decode.draft import Round
 from decode.generation import generation_config, only_settings, sampling_of
 from decode.models import LoadedModel
+from decode.prepare import ending_ids
 from decode.stats import Stats
 from decode.timing import PassClock, Phases, interleaved, timed
 
@@ -157,8 +158,7 @@ def transformers_method(
     Raises UsageError for sampling that transformers lacks.
     """
     sampling = config.sampling or sampling_of(target.model.generation_config)
-    eos_ids = sorted(target.eos_token_ids) if config.eos_token_ids is None else config.eos_token_ids
-
+    eos_ids = sorted(ending_ids(target, config))
     generation_config(sampling, 1, eos_ids)  # what it refuses, it refuses before anything is decoded
 
     def run(prompt: list[int], max_new_tokens: int, seed: int | None = None) -> Answer:

@@ -13,7 +13,7 @@ from decode.errors import UsageError, first_line
 from decode.model_facts import context_limit, input_device
 
 # A model without a usable cache fails in one of these ways when it is given one.
-MISFITS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
+MISFITS = (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError)
 
 
 def chunks(total: int, most: int) -> Iterator[int]:

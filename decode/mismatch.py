@@ -13,6 +13,7 @@ from torch import Tensor
 
 from decode.config import DecodeConfig
 from decode.models import LoadedModel
+from decode.prepare import ending_ids
 from decode.processors import Processors
 
 # Over all layers, rounding moves logits by some units in the last place of the largest of them. A gap may be such
@@ -70,7 +71,6 @@ def _logits_after(
     logits = target.model(input_ids=history.unsqueeze(0), use_cache=False, logits_to_keep=1).logits[0]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if config is not None and config.sampling is not None:
-        eos = target.eos_token_ids if config.eos_token_ids is None else config.eos_token_ids
-        process = Processors.of(config.sampling, prompt_length, eos, device=target.device)
+        process = Processors.of(config.sampling, prompt_length, ending_ids(target, config), device=target.device)
         logits = logits if process is None else process(logits, history)
     return logits[-1]

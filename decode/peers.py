@@ -11,6 +11,7 @@ from decode.draft import Round
 from decode.errors import UsageError
 from decode.generation import sampling_of
 from decode.models import LoadedModel
+from decode.prepare import ending_ids
 from decode.stats import Stats
 
 
@@ -31,7 +32,7 @@ def flashspec_method(
         raise UsageError(
             f"methods: {name} can sample by temperature only; leave it out, or the other sampling settings"
         )
-    eos = sorted(target.eos_token_ids) if config.eos_token_ids is None else config.eos_token_ids
+    eos = sorted(ending_ids(target, config))
     temperature = 0.0 if sampling.greedy else sampling.temperature
     engine_of = _Engines(target, draft, temperature, num_tokens)
 

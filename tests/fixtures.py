@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from decode.config import DecodeConfig
 from decode.models import LoadedModel
 
 # The reference pair of laws: sum(min(P, Q)) = 0.5.
@@ -116,6 +117,11 @@ def markov_law(rows: Sequence[Sequence[float]]) -> Any:
 def loaded(model: Any, name: str = "tiny", tokenizer: Any = None, vocab_ids: Tensor | None = None) -> LoadedModel:
     """`model` as the decoder takes it."""
     return LoadedModel(model, tokenizer, name, vocab_ids)
+
+
+def fixed(tokens: int, width: int, **settings: Any) -> DecodeConfig:
+    """Drafts of `width` tokens in every round."""
+    return DecodeConfig(tokens, width, "fixed", **settings)
 
 
 @torch.no_grad()

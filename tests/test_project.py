@@ -134,7 +134,7 @@ def test_a_file_is_short_and_says_what_it_knows(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_nothing_is_unfinished_or_unsafe(path: Path) -> None:
     text = path.read_text()
-    assert not re.search(r"\b(TODO|FIXME|XXX)\b|raise NotImplementedError", text)
+    assert not re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", text)
     assert not re.search(r"\bimport pickle\b|\bload\(.*\bweights_only=False|trust_remote_code=True", text)
 
 

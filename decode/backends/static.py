@@ -1,6 +1,7 @@
 """Slots whose every tensor stays where it is, so that what was compiled or captured for them can be run again."""
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +125,7 @@ def try_out(ready: Forward, base: Forward, widths: Sequence[int], device: torch.
             raise CannotServe(f"{type(ready).__name__} gives other logits, by {relative_gap(ours, plain):.1%}")
 
 
-class FewWidths:
+class FewWidths(ABC):
     """A Forward over `base` that is made ready for a few widths of one row's static slots; whatever else it is given,
     long chunks of a prompt and batches, runs by `base` as it is. What is ready for a width is the subclass's `step`."""
 
@@ -147,6 +148,6 @@ class FewWidths:
             return self._base(ids, slots, keep)
         return self.step(ids, slots)[:, width - keep :]
 
+    @abstractmethod
     def step(self, ids: Tensor, slots: StaticSlots) -> Tensor:
         """Logits [1, W, V] of all columns of `ids` [1, W], W one of the widths."""
-        raise TypeError(f"{type(self).__name__} makes no step ready")

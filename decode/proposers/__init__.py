@@ -1,4 +1,4 @@
-"""Ways to draft. Each is made from a Setup and offers propose(context, limit) -> Draft and rewind(length)."""
+"""Ways to draft, for all rows of a batch. Each is made from a Setup; see Proposer."""
 
 from decode.proposers.base import Proposer, Setup
 from decode.proposers.draft_model import DraftModel

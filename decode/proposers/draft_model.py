@@ -21,7 +21,6 @@ class _Chain:
     row: Row
     most: int
     laws: list[Law] = field(default_factory=list)
-    healthy: list[Tensor | bool | None] = field(default_factory=list)
     ended: bool = False
 
     @property
@@ -42,14 +41,13 @@ class _Chain:
         uniform = None if row.draft_sampler.sampling.greedy else draw_uniform(1, row.generator)
         row.put(self.width, draw_from(law, uniform))
         self.laws.append(law)
-        self.healthy.append(law.healthy)
 
     def finish(self, vocab_size: int) -> Draft:
         tokens = self.row.drafted(self.width)
         if not self.laws:
             return Draft(tokens)
         law = None if self.row.draft_sampler.sampling.greedy else Law.cat(self.laws, vocab_size)
-        return Draft(tokens, law, all_true(self.healthy))
+        return Draft(tokens, law, all_true([each.healthy for each in self.laws]))
 
 
 class DraftModel:

@@ -13,7 +13,6 @@ from decode.row import Row
 from decode.sampler import Sampler
 from decode.sampling import draw_from, draw_uniform
 from decode.session import DraftingSession
-from decode.vocabulary import Vocabulary
 
 
 class OneRun:
@@ -53,10 +52,9 @@ def _uniforms(row: Row, count: int, greedy: bool) -> Tensor:
 
 
 def _draw_of(sampler: Sampler, device: torch.device) -> Draw:
-    vocabulary, nothing = sampler.vocabulary, torch.empty(0, dtype=torch.int64, device=device)
-    if vocabulary.banned is not None:  # nothing can be brought to a GPU inside a captured run
-        vocabulary = Vocabulary(vocabulary.size, vocabulary.banned.to(device))
-    own = replace(sampler, vocabulary=vocabulary)
+    # Nothing can be brought to a GPU inside a captured run.
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    own = replace(sampler, vocabulary=sampler.vocabulary.on(device))
 
     def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Law]:
         law = own.law(logits, nothing, 0)

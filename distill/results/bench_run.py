@@ -11,10 +11,10 @@ from decode.config import DecodeConfig
 from decode.errors import UsageError
 from decode.mismatch import Mismatch, find_mismatch
 from decode.models import LoadedModel
-from distill.data.examples import load_prompts
 from distill.results.bench_methods import Entry
 from distill.results.bench_names import PLAIN
 from distill.results.config import BenchConfig
+from distill.results.evaluate import prompts_of, told
 
 
 @dataclass
@@ -64,13 +64,8 @@ def load_domains(config: BenchConfig, target: LoadedModel) -> list[Domain]:
     """The prompts of each file. Raises UsageError for a bad row, and for files whose names do not tell them apart."""
     domains = []
     for file in config.prompts:
-        found = load_prompts(file, target.tokenizer, config.skip_prompts + config.num_prompts, target.vocab_size)
-        if len(found) <= config.skip_prompts:
-            raise UsageError(
-                f"skip_prompts: {config.skip_prompts} leaves no prompt; {file} has {len(found)}, so expected at most "
-                f"{len(found) - 1}"
-            )
-        domains.append(Domain(Path(file).stem, found[config.skip_prompts :]))
+        found = prompts_of(file, config.skip_prompts, config.num_prompts, target)
+        domains.append(Domain(Path(file).stem, found))
     names = [domain.name for domain in domains]
     for name in names:
         if names.count(name) > 1 or name == "all":
@@ -83,16 +78,9 @@ def measure(
 ) -> Measured:
     """Time every method on every prompt. `config.decode` states sampling, seed and the most new tokens."""
     prompts = [ids for domain in domains for ids in domain.prompts]
-    total, done = len(entries) * len(prompts) * config.repeats, 0
     decode = config.decode
     assert decode.max_new_tokens is not None and decode.sampling is not None
-    with console.status(f"decoding {len(prompts)} prompts in {len(entries)} ways") as status:
-
-        def advance(name: str) -> None:
-            nonlocal done
-            status.update(f"decoding: {done} of {total}, now {name}")
-            done += 1
-
+    with told(console, len(entries), len(prompts), config.repeats) as advance:
         results = run_benchmark(
             [entry.method for entry in entries],
             prompts,

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def evaluate(config: EvalConfig) -> EvalReport:
     with run_folder(config.output, "draftsmith eval") as output:
         busy = busy_share()
         target = load_model(config.target, config.model, role="target")
-        prompts = _prompts(config, target)
+        prompts = prompts_of(config.prompts, config.skip_prompts, config.num_prompts, target)
         config = replace(config, decode=seeded(SpeculativeDecoder(target).settings(config.decode), console))
         record_run(output, config)
         results = measure(config, target, candidates, prompts, console)
@@ -59,15 +60,28 @@ def seeded(decode: DecodeConfig, console: Console) -> DecodeConfig:
     return replace(decode, seed=0)
 
 
-def _prompts(config: EvalConfig, target: LoadedModel) -> list[list[int]]:
-    last = config.skip_prompts + config.num_prompts
-    found = load_prompts(config.prompts, target.tokenizer, last, target.vocab_size)
-    if len(found) <= config.skip_prompts:
+def prompts_of(file: str, skip: int, count: int, target: LoadedModel) -> list[list[int]]:
+    """`count` prompts of a file, after the first `skip`. Raises UsageError for a bad row, or where none is left."""
+    found = load_prompts(file, target.tokenizer, skip + count, target.vocab_size)
+    if len(found) <= skip:
         raise UsageError(
-            f"skip_prompts: {config.skip_prompts} leaves no prompt; {config.prompts} has {len(found)}, so expected "
-            f"at most {len(found) - 1}"
+            f"skip_prompts: {skip} leaves no prompt; {file} has {len(found)}, so expected at most {len(found) - 1}"
         )
-    return found[config.skip_prompts :]
+    return found[skip:]
+
+
+@contextmanager
+def told(console: Console, methods: int, prompts: int, repeats: int) -> Iterator[Callable[[str], None]]:
+    """Shows how far a comparison is; what comes out is to be called with the name of each method that begins."""
+    total, done = methods * prompts * repeats, 0
+    with console.status(f"decoding {prompts} prompts in {methods} ways") as status:
+
+        def advance(name: str) -> None:
+            nonlocal done
+            status.update(f"decoding: {done} of {total}, now {name}")
+            done += 1
+
+        yield advance
 
 
 def measure(
@@ -87,15 +101,8 @@ def measure(
     for candidate, draft in zip(candidates, drafts, strict=True):
         decoder = SpeculativeDecoder(ready, with_backend(draft, config.model.backend))
         methods.append(decoder_method(candidate.name, decoder, config.decode))
-    total, done = len(methods) * len(prompts) * config.repeats, 0
     assert config.decode.max_new_tokens is not None
-    with console.status(f"decoding {len(prompts)} prompts in {len(methods)} ways") as status:
-
-        def advance(name: str) -> None:
-            nonlocal done
-            status.update(f"decoding: {done} of {total}, now {name}")
-            done += 1
-
+    with told(console, len(methods), len(prompts), config.repeats) as advance:
         return run_benchmark(methods, prompts, config.decode.max_new_tokens, config.repeats, advance)
 
 

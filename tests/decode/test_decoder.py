@@ -14,6 +14,7 @@ from tests.fixtures import (
     Q,
     byte_tokenizer,
     constant_law,
+    fixed,
     greedy_reference,
     loaded,
     random_prompt,
@@ -24,11 +25,6 @@ from tests.fixtures import (
 )
 
 PROMPT = random_prompt(9)
-
-
-def fixed(tokens: int, width: int, **settings: Any) -> DecodeConfig:
-    """Drafts of `width` tokens in every round."""
-    return DecodeConfig(tokens, width, "fixed", **settings)
 
 
 SAMPLED = SamplingConfig(temperature=1.0)

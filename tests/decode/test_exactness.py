@@ -13,6 +13,7 @@ from decode.models import narrow_head
 from decode.verifiers import VERIFIERS
 from tests.fixtures import (
     FAMILIES,
+    fixed,
     greedy_reference,
     loaded,
     random_prompt,
@@ -23,11 +24,6 @@ from tests.fixtures import (
 )
 
 NOISES = (0.0, 0.05, 0.3, 2.0)
-
-
-def fixed(tokens: int, width: int, **settings: Any) -> DecodeConfig:
-    """Drafts of `width` tokens in every round."""
-    return DecodeConfig(max_new_tokens=tokens, num_speculative_tokens=width, draft_length="fixed", **settings)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -20,6 +20,7 @@ from tests.fixtures import (
     P,
     Q,
     constant_law,
+    fixed,
     greedy_reference,
     loaded,
     random_prompt,
@@ -31,11 +32,6 @@ from tests.fixtures import (
 
 PROMPT = random_prompt(9)
 SAMPLED = SamplingConfig(temperature=1.0)
-
-
-def fixed(tokens: int, width: int, **settings: Any) -> DecodeConfig:
-    """Drafts of `width` tokens in every round."""
-    return DecodeConfig(tokens, width, "fixed", **settings)
 
 
 def pair(noise: float, seed: int = 0) -> SpeculativeDecoder:

@@ -1,21 +1,14 @@
 """What the decoder takes beside its own settings, and what it tells beside the text."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from decode.config import DecodeConfig, SamplingConfig
 from decode.decoder import SpeculativeDecoder
 from decode.errors import UsageError
-from tests.fixtures import greedy_reference, loaded, random_prompt, tiny_gpt2, tiny_llama, with_noise
+from tests.fixtures import fixed, greedy_reference, loaded, random_prompt, tiny_gpt2, tiny_llama, with_noise
 
 PROMPT = random_prompt(9)
-
-
-def fixed(tokens: int, width: int, **settings: Any) -> DecodeConfig:
-    """Drafts of `width` tokens in every round."""
-    return DecodeConfig(tokens, width, "fixed", **settings)
 
 
 def pair(noise: float = 0.3) -> SpeculativeDecoder:
