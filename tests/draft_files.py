@@ -66,7 +66,7 @@ def write_checkpoint(run: Path, step: int, draft: LoadedModel, origin: Path, **m
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     settings = {"draft": str(origin), "judge": {"decode": {"num_speculative_tokens": 4}}}
     content = {
-        "state_dict": {f"draft.{name}": value for name, value in draft.model.state_dict().items()},
+        "state_dict": {f"student.model.{name}": value for name, value in draft.model.state_dict().items()},
         "optimizer_states": [{"state": {}, "param_groups": []}],
         "pytorch-lightning_version": "2.6.6",
         "draft_config": draft.model.config.to_dict(),

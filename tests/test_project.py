@@ -34,8 +34,8 @@ ABOVE = {
     "distill/teacher": ("distill/cli", "distill/export", "distill/results", "distill/training", "distill/drafts"),
 }
 ABOVE["distill/data"] = tuple(ABOVE)
-LOWEST = ("config", "runs", "folders", "laws", "losses", "acceptance")  # files that know none of the rooms
-LIBRARIES = {"config": ("torch", "transformers", "lightning"), "losses": ("decode", "transformers", "lightning")}
+LOWEST = ("runs", "folders", "laws", "losses", "acceptance")  # files that know none of the rooms
+LIBRARIES = {"losses": ("decode", "transformers", "lightning")}
 
 
 def room_name(path: str) -> str:
@@ -61,6 +61,7 @@ ORDER = {
     "decode/proposers": ("decode.verifiers", "decode.loop", "decode.decoder"),
     "decode/verifiers": ("decode.proposers", "decode.session", "decode.models", "decode.loop", "transformers"),
     **{room: tuple(room_name(above) for above in ABOVE[room]) for room in ABOVE},
+    "distill/config": (*map(room_name, ABOVE), "torch", "transformers", "lightning"),
     "distill/generate.py": tuple(f"distill.{name}" for name in ("cli", "export", "results", "training", "drafts")),
     "distill/heads.py": tuple(map(room_name, ABOVE["distill/data"])),
     **{f"distill/{name}.py": (*map(room_name, ABOVE), *LIBRARIES.get(name, ())) for name in LOWEST},

@@ -24,17 +24,24 @@ class Batch(NamedTuple):
     position_ids: Tensor  # [B, T] int64: place in the document, which is also the place in the example
     supervised: Tensor  # [B, T] bool: logits at t are trained on token t + 1 of the same document
     example_ids: Tensor  # [B, T] int64: index of the example, PADDING where there is none
-    normaliser: int
-    """Supervised positions of the whole optimiser window over all ranks; of a validation batch, over all ranks."""
+    weights: Tensor  # [B, T] fp32: how much each supervised position counts
+    normaliser: float
+    """Sum of weights of the whole optimiser window over all ranks; of a validation batch, over all ranks."""
+    advantages: Tensor | None = None  # [B, T] fp32: policy gradient of token t + 1, where there is one
+
+    @property
+    def next_ids(self) -> Tensor:  # [B, T] int64
+        """The token that follows each position; of no use at the last of a row, which is never supervised."""
+        return self.input_ids.roll(-1, dims=1)
 
 
-def num_supervised(micro_batches: Sequence[MicroBatch], examples: Sequence[Example]) -> int:
-    """Supervised positions of all rows of all ranks."""
-    return sum(examples[i].num_supervised for batch in micro_batches for members in batch for i in members)
+def total_weight(micro_batches: Sequence[MicroBatch], examples: Sequence[Example]) -> float:
+    """Sum of weights over the supervised positions of all rows of all ranks."""
+    return sum(examples[i].total_weight for batch in micro_batches for members in batch for i in members)
 
 
 def collate(
-    micro_batch: MicroBatch, examples: Sequence[Example], normaliser: int, rank: int = 0, world_size: int = 1
+    micro_batch: MicroBatch, examples: Sequence[Example], normaliser: float, rank: int = 0, world_size: int = 1
 ) -> Batch:
     """The tensors of one rank's rows; a rank without rows gets the first row with nothing supervised (equal work)."""
     rows = rows_of_rank(micro_batch, rank, world_size)
@@ -42,18 +49,19 @@ def collate(
     return batch if rows else batch._replace(supervised=torch.zeros_like(batch.supervised))
 
 
-def _stack(rows: MicroBatch, examples: Sequence[Example], normaliser: int) -> Batch:
+def _stack(rows: MicroBatch, examples: Sequence[Example], normaliser: float) -> Batch:
     width = max(sum(len(examples[i].input_ids) for i in members) for members in rows)
     columns = [_row(members, examples, width) for members in rows]
-    ids, positions, supervised, owners = (torch.tensor(column) for column in zip(*columns, strict=True))
-    return Batch(ids, positions, supervised, owners, normaliser)
+    ids, positions, supervised, owners, weights = (torch.tensor(column) for column in zip(*columns, strict=True))
+    return Batch(ids, positions, supervised, owners, weights, normaliser)
 
 
-def _row(members: list[int], examples: Sequence[Example], width: int) -> tuple[Sequence[int], ...]:
+def _row(members: list[int], examples: Sequence[Example], width: int) -> tuple[Sequence[float], ...]:
     ids: list[int] = []
     positions: list[int] = []
     supervised: list[bool] = []
     owners: list[int] = []
+    weights: list[float] = []
     for index in members:
         example = examples[index]
         length = len(example.input_ids)
@@ -62,10 +70,12 @@ def _row(members: list[int], examples: Sequence[Example], width: int) -> tuple[S
         # shifted by one: the logits at t predict t + 1; the last token of a document has no successor in it
         supervised += [*example.mask[1:], False]
         owners += [index] * length
+        weights += [*(example.weights or [1.0] * length)[1:], 0.0]
     tail = width - len(ids)
     return (
         ids + [0] * tail,
         positions + list(range(tail)),
         supervised + [False] * tail,
         owners + [PADDING] * tail,
+        weights + [0.0] * tail,
     )

@@ -34,6 +34,15 @@ class Example:
     """For each token, whether it is supervised: generated, or an assistant's with its end-of-turn."""
     source: str
     """file:line, for messages."""
+    weights: list[float] | None = None
+    """For each token, how much its position counts in the loss; None: 1 for all."""
+
+    @property
+    def total_weight(self) -> float:
+        """Sum over the supervised positions: what the loss is divided by."""
+        if self.weights is None:
+            return float(self.num_supervised)
+        return sum(w for w, bit in zip(self.weights[1:], self.mask[1:], strict=True) if bit)
 
     @property
     def num_supervised(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from lightning import LightningDataModule
 
 from distill.config import FitConfig
-from distill.data.batches import Batch, collate, num_supervised
+from distill.data.batches import Batch, collate, total_weight
 from distill.data.examples import Example
 from distill.data.schedule import MicroBatch, Schedule, pack, split_up
 
@@ -15,7 +15,7 @@ class MicroBatches:
 
     def __init__(
         self,
-        specs: Sequence[tuple[MicroBatch, int]],
+        specs: Sequence[tuple[MicroBatch, float]],
         examples: Sequence[Example],
         rank: int,
         world_size: int,
@@ -78,10 +78,10 @@ class DraftDataModule(LightningDataModule):
 
     def segment(self, number: int, rank: int = 0, world_size: int = 1) -> MicroBatches:
         """The micro-batches of one rank in segment `number`, from 0."""
-        specs: list[tuple[MicroBatch, int]] = []
+        specs: list[tuple[MicroBatch, float]] = []
         for step in range(self.steps_done(number), self.steps_done(number + 1)):
             window = self.schedule.window(step)
-            normaliser = num_supervised(window, self.train_examples)
+            normaliser = total_weight(window, self.train_examples)
             specs += [(micro_batch, normaliser) for micro_batch in window]
         return MicroBatches(specs, self.train_examples, rank, world_size)
 
@@ -89,7 +89,7 @@ class DraftDataModule(LightningDataModule):
         """The validation batches of one rank, always in the same order; each has its own normaliser."""
         lengths = [len(example.input_ids) for example in self.validation_examples]
         packs = pack(lengths, self.max_length) if self.packing else [[i] for i in range(len(lengths))]
-        specs = [(b, num_supervised([b], self.validation_examples)) for b in split_up(packs, self.batch_size)]
+        specs = [(b, total_weight([b], self.validation_examples)) for b in split_up(packs, self.batch_size)]
         return MicroBatches(specs, self.validation_examples, rank, world_size)
 
     def train_dataloader(self) -> MicroBatches:

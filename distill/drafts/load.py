@@ -20,7 +20,7 @@ from decode.errors import DraftsmithError, UsageError, first_line
 from decode.models import LoadedModel, choose_device, load_model, load_tokenizer, narrow_head, some_of
 from decode.vocabulary import check_pair
 
-WRAPPERS = ("draft.", "module.", "_orig_mod.")  # the module's attribute, DDP, torch.compile
+WRAPPERS = ("student.model.", "module.", "_orig_mod.")  # the module's attributes, DDP, torch.compile
 BEST_FILE = "best.json"
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
 
@@ -148,8 +148,8 @@ def _load_strictly(model: Any, state: Mapping[str, Tensor], path: Path) -> None:
 
 def _bare(name: str) -> str:
     """A tensor's name in the model itself, without the wrappers that it was trained in."""
-    while name.startswith(WRAPPERS):
-        name = name.partition(".")[2]
+    while wrapper := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), None):
+        name = name.removeprefix(wrapper)
     return name
 
 

@@ -9,14 +9,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from decode.models import LoadedModel
-from distill.acceptance import acceptance
 from distill.config import LossConfig, OptimizerConfig
 from distill.data.batches import Batch
 from distill.drafts.vocab import drop_guard_gradients, pin_guard_channel
-from distill.heads import head_stands_apart, supervised_logits
-from distill.laws import Columns, Law, align, tempered
-from distill.losses import LOSSES
 from distill.runs import plain
+from distill.student import Student
 from distill.teacher import Teacher
 from distill.training.optimizer import learning_rate, make_optimizer
 
@@ -48,18 +45,16 @@ class Distillation(LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.draft = draft.model.requires_grad_(True)
+        self.loss_config, self.optimizer_config = loss or LossConfig(), optimizer or OptimizerConfig()
+        self.student = Student(draft, self.loss_config)
         self.has_guard = draft.vocab_ids is not None
-        self.columns = Columns(draft.vocab_size, draft.vocab_ids)
         self.teacher, self.validation_teacher = teacher, validation_teacher or teacher
         self.num_steps, self.seed = num_steps, seed
-        self.loss_config, self.optimizer_config = loss or LossConfig(), optimizer or OptimizerConfig()
         self.metrics: dict[str, float | None] = {}  # of the last validation
         self.num_empty_windows = 0
-        self._apart = head_stands_apart(draft.model)
-        self._normaliser = 0
+        self._normaliser = 0.0
         self._window_loss: Tensor | float = 0.0  # sum over this rank, fp64
-        self._segment_loss, self._segment_positions = 0.0, 0  # over all ranks
+        self._segment_loss, self._segment_weight = 0.0, 0.0  # over all ranks
         self.window_loss: float | None = None
         """Mean over the supervised positions of the last optimiser step, on all ranks."""
 
@@ -67,19 +62,19 @@ class Distillation(LightningModule):
         for teacher in (self.teacher, self.validation_teacher):
             teacher.to(self.device)
 
-    def position_losses(self, law: Law, logits: Tensor) -> Tensor:  # [N, M] -> [N]
-        logits = tempered(logits, self.loss_config.temperature)
-        return LOSSES[self.loss_config.name](*align(law, logits, self.columns))
+    @property
+    def draft(self) -> Any:
+        """The model under training."""
+        return self.student.model
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        logits = supervised_logits(self.draft, batch, self._apart)  # [N, M]
-        losses = self.position_losses(self.teacher.law(batch), logits)
-        self._window_loss = self._window_loss + losses.detach().double().sum()
+        outcome = self.student(batch, self.teacher.law(batch))
+        self._window_loss = self._window_loss + outcome.total.detach().double()
         self._normaliser = batch.normaliser
-        # The window's loss is its sum over all supervised positions of all micro-batches and ranks / their number.
+        # The window's loss is its sum over all supervised positions of all micro-batches and ranks / their weight.
         # Lightning divides each micro-batch by accumulate_grad_batches, and DDP gradients by the ranks: undo both.
         undo = self.trainer.accumulate_grad_batches * self.trainer.world_size
-        return losses.sum() * (undo / max(batch.normaliser, 1))
+        return outcome.total * (undo / (batch.normaliser or 1.0))
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Draw from the micro-batch's number alone, so that a resumed run draws what an uninterrupted one does."""
@@ -109,15 +104,15 @@ class Distillation(LightningModule):
         total = self.trainer.strategy.reduce(torch.as_tensor(self._window_loss).clone(), reduce_op="sum")
         self.window_loss = float(total) / self._normaliser if self._normaliser else None
         self._segment_loss += float(total)
-        self._segment_positions += self._normaliser
+        self._segment_weight += self._normaliser
         self._window_loss = 0.0
         self.num_empty_windows += self._normaliser == 0
 
     def take_segment_loss(self) -> float | None:
         """Mean training loss over the supervised positions since the last call; None where there was none."""
-        total, count = self._segment_loss, self._segment_positions
-        self._segment_loss, self._segment_positions = 0.0, 0
-        return total / count if count else None
+        total, weight = self._segment_loss, self._segment_weight
+        self._segment_loss, self._segment_weight = 0.0, 0.0
+        return total / weight if weight else None
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         if self.window_loss is not None:
@@ -134,11 +129,10 @@ class Distillation(LightningModule):
         self._validation_sums = torch.zeros(len(VALIDATION_METRICS) + 1, dtype=torch.float64, device=self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        logits = supervised_logits(self.draft, batch, self._apart)
         law = self.validation_teacher.law(batch)
-        losses = self.position_losses(law, logits).double()
-        found = acceptance(law, tempered(logits, self.loss_config.temperature), self.columns)
-        sums = [values.sum() for values in (losses, *vars(found).values(), torch.ones_like(losses))]
+        losses, found = self.student.measure(batch, law)
+        columns = (losses.double(), *vars(found).values(), torch.ones_like(losses, dtype=torch.float64))
+        sums = [values.sum() for values in columns]
         self._validation_sums += torch.stack(sums)
 
     def on_validation_epoch_end(self) -> None:
@@ -157,7 +151,7 @@ class Distillation(LightningModule):
         """What a reader needs to build the draft again: primitives and one tensor, so safe loading suffices."""
         checkpoint["draft_config"] = plain(self.draft.config.to_dict())
         if self.has_guard:
-            checkpoint["draft_vocab_ids"] = self.columns.ids.cpu()
+            checkpoint["draft_vocab_ids"] = self.student.columns.ids.cpu()
 
 
 def noise_seed(seed: int, micro_batch: int, rank: int) -> int:

@@ -37,11 +37,11 @@ def test_t34_a_checkpoint_with_wrong_weights_is_refused_with_its_keys(
 ) -> None:
     file = write_checkpoint(tmp_path / "run", 1, load_draft(draft, loaded_target, CONFIG), draft)
     content = torch.load(file, weights_only=True)
-    weight = content["state_dict"].pop("draft.model.layers.1.mlp.up_proj.weight")
+    weight = content["state_dict"].pop("student.model.model.layers.1.mlp.up_proj.weight")
     if change == "rename":
         content["state_dict"]["student.model.layers.1.mlp.up_proj.weight"] = weight
     if change == "shape":
-        content["state_dict"]["draft.model.layers.1.mlp.up_proj.weight"] = weight[:-1]
+        content["state_dict"]["student.model.model.layers.1.mlp.up_proj.weight"] = weight[:-1]
     torch.save(content, file)
     with pytest.raises(UsageError, match=r"checkpoint .*model\.layers\.1\.mlp\.up_proj\.weight"):
         load_draft(file, loaded_target, CONFIG)
@@ -52,7 +52,9 @@ def test_x09_prefixes_of_wrappers_are_dropped(draft: Path, loaded_target: Loaded
     file = write_checkpoint(tmp_path / "run", 1, trained, draft)
     content = torch.load(file, weights_only=True)
     state = content["state_dict"]
-    content["state_dict"] = {f"module.draft._orig_mod.{n.removeprefix('draft.')}": v for n, v in state.items()}
+    content["state_dict"] = {
+        f"module.student.model._orig_mod.{n.removeprefix('student.model.')}": v for n, v in state.items()
+    }
     torch.save(content, file)
     assert load_draft(file, loaded_target, CONFIG).model.state_dict().keys() == trained.model.state_dict().keys()
 

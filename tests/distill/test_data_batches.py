@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decode.errors import UsageError
-from distill.data.batches import PADDING, Batch, collate, num_supervised
+from distill.data.batches import PADDING, Batch, collate, total_weight
 from distill.data.examples import Example
 from distill.data.isolation import keeps_documents_apart, require_isolation
 from distill.data.schedule import MicroBatch, Schedule
@@ -141,7 +141,7 @@ def test_t05_any_layout_has_the_same_supervised_pairs_normaliser_and_gradient(
     layout: str, world_size: int, reference_gradient: torch.Tensor
 ) -> None:
     model = tiny_llama()
-    normaliser = num_supervised(LAYOUTS[layout], EXAMPLES)
+    normaliser = total_weight(LAYOUTS[layout], EXAMPLES)
     ranks = range(world_size)
     batches = [collate(micro, EXAMPLES, normaliser, r, world_size) for micro in LAYOUTS[layout] for r in ranks]
     assert normaliser == 6 + 4 + 1 + 1
@@ -184,4 +184,4 @@ def test_an_epoch_supervises_every_pair_once_whatever_the_settings(
     ]
     wanted = [(i, t - 1) for i, e in enumerate(examples) for t in range(1, len(e.mask)) if e.mask[t]]
     assert sorted(found) == wanted
-    assert sum(num_supervised(window, examples) for window in windows) == len(wanted)
+    assert sum(total_weight(window, examples) for window in windows) == len(wanted)

@@ -194,7 +194,7 @@ def test_a_record_of_another_shape_is_left_aside(target: Path, tmp_path: Path, h
 def test_a_draft_of_nan_weights_is_blamed_itself(run: Path, target: Path, tmp_path: Path) -> None:
     file = Path(shutil.copytree(run, tmp_path / "run")) / "checkpoints" / "step-000700.ckpt"
     content = torch.load(file, weights_only=True)
-    content["state_dict"]["draft.model.norm.weight"][3] = float("nan")
+    content["state_dict"]["student.model.model.norm.weight"][3] = float("nan")
     torch.save(content, file)
     with pytest.raises(DraftsmithError, match=r"^draft: its logits are NaN or infinite"):
         export(ExportConfig(str(file), str(target), str(tmp_path / "out")))

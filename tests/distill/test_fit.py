@@ -44,8 +44,8 @@ def test_tables_have_a_row_per_checkpoint_and_per_step(finished_run: Path, fit_p
 def test_r07_r06_checkpoint_is_the_draft_in_primitives_and_loads_safely(finished_run: Path, fit_pair: Path) -> None:
     content = torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)
     weights = content["state_dict"]
-    assert all(name.startswith("draft.") for name in weights)
-    assert weights["draft.lm_head.weight"].shape[0] == 64 == len(content["draft_vocab_ids"])
+    assert all(name.startswith("student.model.") for name in weights)
+    assert weights["student.model.lm_head.weight"].shape[0] == 64 == len(content["draft_vocab_ids"])
     size = sum(t.numel() * t.element_size() for t in weights.values())
     assert (finished_run / "checkpoints" / "last.ckpt").stat().st_size < 3 * size + 100_000  # weights, two moments
     assert content["step"] == 6 and content["config"]["max_steps"] == 6
@@ -206,7 +206,7 @@ def test_b05_tensorboard_float64_and_plain_rows_run(fit_pair: Path, tmp_path: Pa
     assert report.complete
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert saved["state_dict"]["draft.lm_head.weight"].dtype == torch.float64
+    assert saved["state_dict"]["student.model.lm_head.weight"].dtype == torch.float64
 
 
 def test_table_forgets_torn_and_later_rows(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def stopped_run(finished_run: Path, tmp_path: Path) -> Path:
 
 def flip_a_weight(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    weight = torch.load(file, weights_only=True)["state_dict"]["draft.lm_head.weight"]
+    weight = torch.load(file, weights_only=True)["state_dict"]["student.model.lm_head.weight"]
     place = content.find(weight.numpy().tobytes())
     assert place > 0
     content[place + 2] ^= 0x40

@@ -12,7 +12,7 @@ from decode.models import narrow_head
 from distill.config import OptimizerConfig
 from distill.data.batches import Batch
 from distill.drafts.vocab import pin_guard_channel
-from distill.laws import Columns, FullLaw, Law, align
+from distill.laws import Columns, FullLaw, align
 from distill.losses import forward_kl
 from distill.teacher.fingerprint import weights_sha256
 from distill.teacher.online import OnlineTeacher
@@ -44,7 +44,7 @@ def test_t19_only_the_draft_is_trained_saved_and_counted() -> None:
     assert weights_sha256(target) == before
     assert all(torch.equal(seen[0], later) for later in seen)
     assert sum(p.numel() for p in module.parameters()) == sum(p.numel() for p in draft.parameters())
-    assert set(module.state_dict()) == {f"draft.{name}" for name in draft.state_dict()}
+    assert set(module.state_dict()) == {f"student.model.{name}" for name in draft.state_dict()}
 
 
 def test_t27_dropout_is_on_in_training_and_off_in_validation() -> None:
@@ -121,14 +121,10 @@ def test_t13_under_bf16_autocast_the_loss_is_still_taken_in_fp32() -> None:
     expected = mean_loss(tiny_llama(seed=1), tiny_llama(), [0, 1, 2, 3], examples).item()
     seen: list[torch.dtype] = []
 
-    class Watched(Distillation):
-        def position_losses(self, law: Law, logits: torch.Tensor) -> torch.Tensor:
-            losses = super().position_losses(law, logits)
-            seen.extend([logits.dtype, losses.dtype])
-            return losses
-
     feed = feed_of(examples)
-    module = Watched(loaded(draft), OnlineTeacher(target), num_steps=feed.num_steps)
+    module = Distillation(loaded(draft), OnlineTeacher(target), num_steps=feed.num_steps)
+    draft.model.layers[0].mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    module.student.register_forward_hook(lambda _, inputs, outcome: seen.append(outcome.losses.dtype))
     run(module, feed, [probe], precision="bf16-mixed")
     assert seen[:2] == [torch.bfloat16, torch.float32]
     assert probe.losses[0] == pytest.approx(expected, rel=0.02)
