@@ -1,6 +1,8 @@
 """Makes an untrained draft for a target: a small Llama-type model with the target's tokenizer and vocabulary."""
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,15 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 
-from decode.backends import with_backend
 from decode.draft_vocab import DRAFT_VOCAB_FILE
 from decode.errors import UsageError, require
 from decode.health import check_healthy
 from decode.models import LoadedModel, load_model, narrow_head
 from distill.config import InitConfig
 from distill.drafts.embeddings import EMBEDDING_STD, HEAD_STD, principal_directions, project
-from distill.drafts.shapes import Shape, candidate_shapes, fixed_shape, largest_within
-from distill.drafts.step_cost import step_seconds
+from distill.drafts.fit_cost import by_cost
+from distill.drafts.from_target import chosen_layers, layer_list, project_layers, pruned, set_tie
+from distill.drafts.shapes import Depth, Shape, candidate_shapes, fixed_shape
 from distill.drafts.vocab import GUARD_CHANNEL, DraftVocab, choose_draft_vocab, pin_guard_channel, widen_head
 from distill.folders import check_output, whole_folder, write_record
 from distill.outputs import check_writable
@@ -44,17 +46,14 @@ def init_draft(config: InitConfig) -> Path:
         console.print(f"{output} is there already, made with the same settings")
         return output
     check_writable(output)
-    shape = None if config.cost_ratio is not None else fixed_shape(config)
     target = load_model(config.target, config.model, role="target")
     check_healthy(target, "target")
     vocab = _draft_vocab(config, target)
     if vocab is not None:
         console.print(vocab.describe(target.vocab_size))
-    shape = shape or _shape_by_cost(config, target, vocab, console)
-    console.print(f"draft: {shape.describe()}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        draft = build_draft(target, shape, vocab, projected=config.embeddings == "projection")
+        draft = _make(config, target, vocab, console)
     with whole_folder(output) as folder:
         save_draft(draft, target, None if vocab is None else vocab.ids, folder)
         write_record(folder, {"made_by": MADE_BY, **wanted, **provenance(config)})
@@ -65,9 +64,9 @@ def _settings(config: InitConfig) -> dict[str, Any]:
     """All that decides the draft, the content of the data file included."""
     settings = plain(config)
     del settings["output"], settings["model"]
-    data = Path(config.data).expanduser() if config.data else None
-    digest = hashlib.sha256(data.read_bytes()).hexdigest() if data and data.is_file() else None
-    return {"settings": settings, "data_sha256": digest}
+    files = [Path(name).expanduser() for name in config.data]
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None for file in files]
+    return {"settings": settings, "data_sha256": digests}
 
 
 def _check_same(record: dict[str, Any], wanted: dict[str, Any], output: Path) -> None:
@@ -86,7 +85,7 @@ def _check_same(record: dict[str, Any], wanted: dict[str, Any], output: Path) ->
 
 
 def _draft_vocab(config: InitConfig, target: LoadedModel) -> DraftVocab | None:
-    if config.draft_vocab_size is None or config.data is None:
+    if config.draft_vocab_size is None:
         return None
     from distill.data.examples import load_examples
 
@@ -95,40 +94,76 @@ def _draft_vocab(config: InitConfig, target: LoadedModel) -> DraftVocab | None:
         config.draft_vocab_size <= real, "draft_vocab_size", config.draft_vocab_size, f"at most {real}, the real tokens"
     )
     examples, _ = load_examples(
-        [config.data], target.tokenizer, max_length=2**31, on_bad_row="skip", vocab_size=target.vocab_size
+        config.data, target.tokenizer, max_length=2**31, on_bad_row="skip", vocab_size=target.vocab_size
     )
     special = target.tokenizer.all_special_ids
     return choose_draft_vocab(examples, config.draft_vocab_size, target.vocab_size, target.eos_token_ids, special)
 
 
-def _shape_by_cost(config: InitConfig, target: LoadedModel, vocab: DraftVocab | None, console: Console) -> Shape:
-    """The largest shape whose measured step is within cost_ratio of the target's, both as decoding would run them."""
-    assert config.cost_ratio is not None
-    base = step_seconds(with_backend(target, config.model.backend))
-
-    def ratio(shape: Shape) -> float:
-        with no_init_weights():
-            model: Any = LlamaForCausalLM(llama_config(target, shape))
-        for parameter in model.parameters():
-            torch.nn.init.constant_(parameter, 0.01)  # any healthy number: only time is measured
-        if vocab is not None:
-            narrow_head(model, vocab.ids)
-        model = model.to(device=target.device, dtype=target.model.dtype).eval().requires_grad_(False)
-        draft = LoadedModel(model, target.tokenizer, "candidate")
-        return step_seconds(with_backend(draft, config.model.backend)) / base
-
-    shape, cost = largest_within(candidate_shapes(config.num_layers), config.cost_ratio, ratio)
-    console.print(f"target step {base * 1e3:.1f} ms; the draft's step costs {cost:.3f} of it")
-    return shape
+def _make(config: InitConfig, target: LoadedModel, vocab: DraftVocab | None, console: Console) -> Any:
+    """The draft that `config` asks for, fp32 on the CPU, with a head of full size. Draws from the global generator."""
+    if config.start == "layers":
+        return _cut_out(config, target, console)
+    if config.fit_cost_ratio is None:
+        shape = fixed_shape(config)
+    else:
+        candidates = candidate_shapes(config.num_layers)
+        shape = by_cost(candidates, lambda s: _blank(target, s, vocab), target, config, console)
+    layers = None
+    if config.start == "width":
+        layers = chosen_layers(config.layers, shape.num_layers, len(layer_list(target.model)[1]))
+        shape = replace(shape, num_layers=len(layers))
+    console.print(f"draft: {shape.describe()}")
+    return build_draft(target, shape, vocab, config.embeddings == "projection", bool(config.tie), layers)
 
 
-def build_draft(target: LoadedModel, shape: Shape, vocab: DraftVocab | None, projected: bool) -> LlamaForCausalLM:
-    """An untrained draft with a head of full size, fp32 on the CPU. Draws from torch's global generator."""
-    model = LlamaForCausalLM(llama_config(target, shape))
-    torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
+def _cut_out(config: InitConfig, target: LoadedModel, console: Console) -> Any:
+    """Whole layers of the target: those asked for, or as many as the cost ratio allows."""
+    available = len(layer_list(target.model)[1])
+    if config.fit_cost_ratio is not None:
+        depths = [Depth(count) for count in range(1, available)]
+        count = by_cost(depths, lambda d: pruned(target.model, range(d.num_layers)), target, config, console).num_layers
+        layers = chosen_layers(None, count, available)
+    else:
+        layers = chosen_layers(config.layers, config.num_layers, available)
+    console.print(f"draft: layers {', '.join(map(str, layers))} of the target's {available}")
+    draft = pruned(target.model, layers).to(device="cpu", dtype=torch.float32)
+    set_tie(draft, config.tie)
+    return draft
+
+
+def _blank(target: LoadedModel, shape: Shape, vocab: DraftVocab | None) -> Any:
+    """A model of this shape with any healthy numbers in it: only time is measured."""
+    with no_init_weights():
+        model: Any = LlamaForCausalLM(llama_config(target, shape))
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.01)
+    if vocab is not None:
+        narrow_head(model, vocab.ids)
+    return model
+
+
+def build_draft(
+    target: LoadedModel,
+    shape: Shape,
+    vocab: DraftVocab | None,
+    projected: bool,
+    tie: bool = False,
+    layers: Sequence[int] | None = None,
+) -> LlamaForCausalLM:
+    """An untrained Llama-type draft with a head of full size, fp32 on the CPU. Draws from torch's global generator.
+
+    `layers` of the target are projected on its channels where they are given (start: width).
+    """
+    model = LlamaForCausalLM(llama_config(target, shape, tie))
     torch.nn.init.normal_(model.lm_head.weight, std=HEAD_STD)
+    if not tie:
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
+    first_channel = 0 if vocab is None else GUARD_CHANNEL + 1
     if projected:
-        _project_tables(model, target, first_channel=0 if vocab is None else GUARD_CHANNEL + 1)
+        _project_tables(model, target, first_channel)
+    if layers is not None:
+        project_layers(model, target, layers, first_channel)
     if vocab is not None:
         pin_guard_channel(model)
         narrow_head(model, vocab.ids)
@@ -150,13 +185,16 @@ def _project_tables(model: LlamaForCausalLM, target: LoadedModel, first_channel:
     outputs = target.model.get_output_embeddings().weight.float().cpu()
     width = model.config.hidden_size - first_channel
     directions = principal_directions(inputs, width)
+    if model.config.tie_word_embeddings:  # a head of deviation 1 would begin far too sure of itself
+        model.lm_head.weight.copy_(project(inputs, directions, width, HEAD_STD, equal_variances=True))
+        return
     model.model.embed_tokens.weight[:, first_channel:] = project(
         inputs, directions, width, EMBEDDING_STD, equal_variances=True
     )
     model.lm_head.weight[:, first_channel:] = project(outputs, directions, width, HEAD_STD, equal_variances=False)
 
 
-def llama_config(target: LoadedModel, shape: Shape) -> LlamaConfig:
+def llama_config(target: LoadedModel, shape: Shape, tie: bool = False) -> LlamaConfig:
     """A Llama-type config of `shape` with the target's vocabulary, context, rotary base and special ids."""
     settings = target.model.config.get_text_config()
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -173,7 +211,7 @@ def llama_config(target: LoadedModel, shape: Shape) -> LlamaConfig:
         rope_parameters={"rope_type": "default", "rope_theta": _rope_theta(settings)},
         rms_norm_eps=1e-5,
         initializer_range=shape.hidden_size**-0.5,  # measured, see embeddings.py
-        tie_word_embeddings=False,
+        tie_word_embeddings=tie,
         **special,
     )
 

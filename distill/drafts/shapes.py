@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from decode.errors import UsageError, require
 from distill.config import InitConfig
+
+S = TypeVar("S")
 
 DEFAULT_HIDDEN_SIZE = 256
 DEFAULT_NUM_LAYERS = 4
@@ -54,6 +57,16 @@ class Shape:
         return f"{self.hidden_size} wide, {self.num_layers} layers, {self.num_parameters / 1e6:.2f}M parameters in them"
 
 
+@dataclass(frozen=True)
+class Depth:
+    """How many of the target's layers a draft is made of."""
+
+    num_layers: int
+
+    def describe(self) -> str:
+        return f"{self.num_layers} layers of the target"
+
+
 def default_depth(hidden_size: int) -> int:
     """Drafts are shallow for their width: a step's latency grows with depth, and acceptance little.
 
@@ -93,13 +106,13 @@ def closest_shape(num_parameters: int, num_layers: int | None) -> Shape:
     return best
 
 
-def largest_within(shapes: Iterable[Shape], budget: float, cost: Callable[[Shape], float]) -> tuple[Shape, float]:
+def largest_within(shapes: Iterable[S], budget: float, cost: Callable[[S], float]) -> tuple[S, float]:
     """The largest of `shapes` (small to large) that costs at most `budget`, and its cost.
 
     `cost` is measured, so it is asked for as few shapes as the search needs. Raises UsageError naming the smallest
     shape's cost when even that is over the budget.
     """
-    best: tuple[Shape, float] | None = None
+    best: tuple[S, float] | None = None
     smallest, misses = float("inf"), 0
     for shape in shapes:
         price = cost(shape)
@@ -112,7 +125,7 @@ def largest_within(shapes: Iterable[Shape], budget: float, cost: Callable[[Shape
             break
     if best is None:
         raise UsageError(
-            f"cost_ratio: {budget} is below the {smallest:.3f} measured for the smallest draft; "
+            f"fit_cost_ratio: {budget} is below the {smallest:.3f} measured for the smallest draft; "
             f"expected at least that, or a smaller draft_vocab_size"
         )
     return best

@@ -18,7 +18,7 @@ def fit_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     save_target(folder / "target")
     write_id_rows(folder / "rows.jsonl")
-    make_draft(folder / "target", folder / "draft", draft_vocab_size=64, data=str(folder / "rows.jsonl"))
+    make_draft(folder / "target", folder / "draft", draft_vocab_size=64, data=[str(folder / "rows.jsonl")])
     return folder
 
 
@@ -65,4 +65,4 @@ def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reduced(target: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_draft(target, tmp_path_factory.mktemp("reduced") / "d", draft_vocab_size=20, data=str(rows))
+    return make_draft(target, tmp_path_factory.mktemp("reduced") / "d", draft_vocab_size=20, data=[str(rows)])

@@ -86,10 +86,10 @@ def test_changed_data_is_not_taken_for_the_same(target: Path, reduced: Path, row
     folder = Path(shutil.copytree(reduced, tmp_path / "copy"))
     other = write_rows(tmp_path / "rows.jsonl", byte_tokenizer(), ["Quite another text."])
     record = json.loads((folder / "draftsmith.json").read_text())
-    record["settings"]["data"] = str(other)
+    record["settings"]["data"] = [str(other)]
     (folder / "draftsmith.json").write_text(json.dumps(record))
     with pytest.raises(UsageError, match="other contents of data"):
-        make_draft(target, folder, draft_vocab_size=20, data=str(other))
+        make_draft(target, folder, draft_vocab_size=20, data=[str(other)])
 
 
 def test_nothing_is_left_when_saving_fails(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_reduced_draft_is_a_plain_folder_and_loads_narrow(reduced: Path, loade
 def test_more_draft_tokens_than_real_ones_are_refused(rows: Path, tmp_path: Path) -> None:
     padded = save_target(tmp_path / "t", tiny_llama(vocab_size=272))
     with pytest.raises(UsageError, match=r"draft_vocab_size: 265 .*at most 259, the real tokens"):
-        make_draft(padded, tmp_path / "d", draft_vocab_size=265, data=str(rows))
+        make_draft(padded, tmp_path / "d", draft_vocab_size=265, data=[str(rows)])
 
 
 def test_a_tokenizer_without_chat_template_and_learned_positions_work(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_cost_ratio_measures_and_takes_the_largest_shape_within(
         sizes.append(size)
         return costs.get(size, 1.0)
 
-    monkeypatch.setattr("distill.drafts.make.step_seconds", seconds)
-    folder = make_draft(target, tmp_path / "d", hidden_size=None, cost_ratio=0.2, num_layers=1)
+    monkeypatch.setattr("distill.drafts.fit_cost.step_seconds", seconds)
+    folder = make_draft(target, tmp_path / "d", hidden_size=None, fit_cost_ratio=0.2, num_layers=1)
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 128
     assert sizes == [32, 64, 96, 128, 192, 256]
     assert "costs 0.150 of it" in capsys.readouterr().err

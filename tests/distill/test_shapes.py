@@ -8,7 +8,7 @@ from distill.drafts.shapes import Shape, candidate_shapes, closest_shape, fixed_
 
 
 def test_a_cost_ratio_out_of_reach_names_the_smallest_cost() -> None:
-    with pytest.raises(UsageError, match=r"cost_ratio: 0.1 is below the 0.300 measured"):
+    with pytest.raises(UsageError, match=r"fit_cost_ratio: 0.1 is below the 0.300 measured"):
         largest_within(candidate_shapes(1), 0.1, lambda shape: 0.3)
 
 
