@@ -1,7 +1,8 @@
 """What comes out of decoding a prompt: whole, or chunk by chunk."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from decode.draft import Round
 from decode.stats import Stats
@@ -27,6 +28,12 @@ class Generation:
         ids = [token for done in rounds for token in done.emitted]
         logs = [value for done in rounds for value in done.log_probs or ()]
         return cls(ids, text, reason, Stats.of(rounds), logs if log_probs else None, list(rounds) if trace else [])
+
+    def trace(self, prompt: Sequence[int]) -> list[dict[str, Any]]:
+        """A row for each round, fit for JSON; the first also has the prompt's ids, so that the rows of several texts
+        may stand in one file."""
+        rows = [asdict(done) | {"next_token": done.next_token, "kind": done.kind} for done in self.rounds]
+        return [{"prompt_ids": list(prompt), **row} if place == 0 else row for place, row in enumerate(rows)]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from decode.row import Row
 from decode.session import check_cache, context_limit, new_session
 from decode.text import GrowingText
 from decode.theory import Costs
-from decode.verifiers import VERIFIERS, Verifier
+from decode.verifiers import verifier_of
 from decode.vocabulary import check_pair, pair_vocabulary
 
 Prompt = str | Messages | Sequence[int]
@@ -176,7 +176,7 @@ class SpeculativeDecoder:
         if self.draft is None or not settings.most_drafted or not DRAFT_LENGTHS[settings.draft_length].needs_costs:
             return None
         with self._evaluating_both():
-            return pair_costs(self.target, self.draft, settings.most_drafted)
+            return pair_costs(self.target, self.draft, settings)
 
     def _tell_of_draft_limit(self, length: int) -> None:
         if self.draft is None or self._told_of_limit:
@@ -202,14 +202,8 @@ class SpeculativeDecoder:
                 rows,
                 new_session(self.target, len(rows), longest),
                 PROPOSERS["draft_model" if drafting else "none"](Setup(session, self.vocabulary.size)),
-                self._verifier(config),
+                verifier_of(config),
             )
-
-    def _verifier(self, config: DecodeConfig) -> Verifier:
-        if config.verifier != "auto":
-            return VERIFIERS[config.verifier]
-        sampling = config.draft_sampling or config.sampling
-        return VERIFIERS["token" if sampling is None or sampling.greedy else "block"]
 
 
 def _listed(prompts: Any) -> Any:

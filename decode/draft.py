@@ -1,6 +1,7 @@
 """Values that proposers, verifiers and the loop exchange. Imports no sibling but the law."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -15,9 +16,15 @@ class Draft:
     law: Law | None = None  # W rows: the exact law that each token was drawn from; None: point masses
     healthy: Tensor | bool | None = None  # the draft's logits defined laws; [] on a GPU; None: there were none
 
-    @property
+    @cached_property
     def width(self) -> int:
         return self.tokens.shape[0]
+
+    @cached_property
+    def listed(self) -> list[int]:
+        """The tokens in Python numbers; on a GPU to ask for them is a read."""
+        tokens: list[int] = self.tokens.tolist()
+        return tokens
 
     @property
     def laws(self) -> Law:
@@ -27,10 +34,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier decides; both values stay on the device until the loop reads them, once a round."""
+    """What a verifier decides; on a GPU both values stay there until the loop reads them, once a round."""
 
-    num_accepted: Tensor  # [] int64: drafted tokens kept
-    next_token: Tensor  # [] int64: recovered after a rejection, bonus when all were accepted
+    num_accepted: Tensor | int  # [] int64: drafted tokens kept
+    next_token: Tensor | int  # [] int64: recovered after a rejection, bonus when all were accepted
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from decode.session import Session
 from decode.verifiers import Verifier
 
 
-@torch.inference_mode()
 def decode_rounds(
     rows: Sequence[Row], target: Session, proposer: Proposer, verify: Verifier
 ) -> Iterator[list[tuple[int, Round]]]:
@@ -24,28 +23,36 @@ def decode_rounds(
     The first round also reads the prompts, and already verifies drafts. A row that ends leaves the batch.
     Raises DraftsmithError when the target or the draft yields NaN or infinite logits.
     """
-    live = _keep_unfinished(rows, list(range(len(rows))), target, proposer)
-    while live:
-        current = [rows[index] for index in live]
-        started = time.perf_counter()
-        drafts = proposer.propose(current)
-        drafted = time.perf_counter()
-        contexts = [row.context(draft.width) for row, draft in zip(current, drafts, strict=True)]
-        logits = target.extend(contexts, [draft.width + 1 for draft in drafts])
-        scored = time.perf_counter()
-        laws = [
-            row.target_sampler.law(own, row.tokens, len(context))
-            for row, own, context in zip(current, logits, contexts, strict=True)
-        ]
-        verdicts = [verify(draft, law, row.generator) for row, draft, law in zip(current, drafts, laws, strict=True)]
-        decided = _read(current, drafts, verdicts, laws)
-        seconds = (drafted - started, scored - drafted)
-        done = [_commit(row, *what, own, seconds) for row, what, own in zip(current, decided, logits, strict=True)]
-        lengths = [round_.context_length + round_.num_accepted for round_ in done]
-        target.rewind(lengths)
-        proposer.rewind(lengths)
+    live = list(range(len(rows)))
+    while True:
+        with torch.inference_mode():
+            live = _keep_unfinished(rows, live, target, proposer)
+            if not live:
+                return
+            done = _round([rows[index] for index in live], target, proposer, verify)
         yield list(zip(live, done, strict=True))
-        live = _keep_unfinished(rows, live, target, proposer)
+
+
+def _round(rows: Sequence[Row], target: Session, proposer: Proposer, verify: Verifier) -> list[Round]:
+    """One round of each of the rows, which are those that the session and the proposer know."""
+    started = time.perf_counter()
+    drafts = proposer.propose(rows)
+    drafted = time.perf_counter()
+    contexts = [row.context(draft.width) for row, draft in zip(rows, drafts, strict=True)]
+    logits = target.extend(contexts, [draft.width + 1 for draft in drafts])
+    scored = time.perf_counter()
+    laws = [
+        row.target_sampler.law(own, row.tokens, row.length + draft.width)
+        for row, own, draft in zip(rows, logits, drafts, strict=True)
+    ]
+    verdicts = [verify(draft, law, row.generator) for row, draft, law in zip(rows, drafts, laws, strict=True)]
+    decided = _read(rows, drafts, verdicts, laws)
+    seconds = (drafted - started, scored - drafted)
+    done = [_commit(row, *what, own, seconds) for row, what, own in zip(rows, decided, logits, strict=True)]
+    lengths = [round_.context_length + round_.num_accepted for round_ in done]
+    target.rewind(lengths)
+    proposer.rewind(lengths)
+    return done
 
 
 def _keep_unfinished(rows: Sequence[Row], live: list[int], target: Session, proposer: Proposer) -> list[int]:
@@ -83,7 +90,8 @@ def _read(
     rows: Sequence[Row], drafts: Sequence[Draft], verdicts: Sequence[Verdict], laws: Sequence[Law]
 ) -> list[Decision]:
     """What was decided on each row: the round's one read from the device."""
-    read = _read_each if verdicts[0].num_accepted.device.type == "cpu" else _read_together
+    kept = verdicts[0].num_accepted
+    read = _read_each if isinstance(kept, int) or kept.is_cpu else _read_together
     decisions, healthy = read(drafts, verdicts, laws)
     if not all(healthy):
         at = healthy.index(False)
@@ -97,10 +105,10 @@ def _read_each(
 ) -> tuple[list[Decision], list[bool]]:
     """The decisions, and of each row whether the target's and the draft's logits defined laws."""
     decisions = [
-        (draft.tokens.tolist(), int(verdict.num_accepted), int(verdict.next_token))
+        (draft.listed, int(verdict.num_accepted), int(verdict.next_token))
         for draft, verdict in zip(drafts, verdicts, strict=True)
     ]
-    return decisions, [bool(flag) for flag in _health(drafts, laws)]
+    return decisions, list(map(bool, _health(drafts, laws)))
 
 
 def _read_together(
@@ -108,7 +116,7 @@ def _read_together(
 ) -> tuple[list[Decision], list[bool]]:
     """The same; from a GPU each read costs a wait, so all that is to be read is joined."""
     flags = _health(drafts, laws)
-    single = [value for verdict in verdicts for value in (verdict.num_accepted, verdict.next_token)]
+    single = [torch.as_tensor(value) for verdict in verdicts for value in (verdict.num_accepted, verdict.next_token)]
     single += [flag.to(torch.int64) for flag in flags if isinstance(flag, Tensor)]
     values = iter(torch.cat([*(draft.tokens for draft in drafts), torch.stack(single)]).tolist())
     drafted = [[next(values) for _ in range(draft.width)] for draft in drafts]

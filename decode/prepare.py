@@ -7,6 +7,7 @@ import torch
 
 from decode.config import DecodeConfig, SamplingConfig
 from decode.draft_length import DRAFT_LENGTHS, LengthSetup
+from decode.draws import Ahead
 from decode.errors import UsageError, require
 from decode.model_facts import NO_LIMIT, context_limit
 from decode.models import LoadedModel
@@ -34,7 +35,8 @@ def prepare_row(
     for sampling in filter(None, (config.sampling, config.draft_sampling)):
         check_token_ids(sampling, vocabulary.size)
     budget = _budget(target, len(prompt), config)
-    vocab_ids = None if draft is None or draft.vocab_ids is None else draft.vocab_ids.to(device)
+    target_ids = None if target.vocab_ids is None else target.vocab_ids.to(device)
+    draft_ids = None if draft is None or draft.vocab_ids is None else draft.vocab_ids.to(device)
     eos = ending_ids(target, config)
     wrong = next((index for index in config.eos_token_ids or () if index >= vocabulary.size), None)
     require(wrong is None, "eos_token_ids", wrong, f"ids below {vocabulary.size}, the size of the vocabulary")
@@ -45,8 +47,8 @@ def prepare_row(
     return Row(
         tokens=Row.buffer(prompt, budget, device),
         length=len(prompt),
-        target_sampler=sampler(config.sampling),
-        draft_sampler=sampler(config.draft_sampling or config.sampling, vocab_ids),
+        target_sampler=sampler(config.sampling, target_ids),  # a narrowed draft may decode alone
+        draft_sampler=sampler(config.draft_sampling or config.sampling, draft_ids),
         stopping=Stopping(
             budget,
             eos,
@@ -80,7 +82,7 @@ def _budget(target: LoadedModel, prompt_length: int, config: DecodeConfig) -> in
 
 
 def _generator(seed: int | None, device: torch.device) -> torch.Generator:
-    generator = torch.Generator(device)
+    generator = Ahead() if device.type == "cpu" else torch.Generator(device)
     if seed is None:
         generator.seed()
     else:

@@ -44,11 +44,16 @@ class Row:
         """[n + drafted] prompt, text, and the first `drafted` drafted tokens."""
         return self.tokens[: self.length + drafted]
 
-    def put(self, index: int, token: Tensor) -> None:
-        """Write drafted token `index`, given as [1]."""
+    @property
+    def on_host(self) -> bool:
+        """Whether the loop runs on the CPU, where single numbers are Python's."""
+        return self._host is not None
+
+    def put(self, index: int, token: Tensor | int) -> None:
+        """Write drafted token `index`, given as [1] or, on the CPU, as a number."""
         at = self.length + index
         if self._host is not None:
-            self._host[at] = token.item()
+            self._host[at] = token
         else:
             self.tokens[at : at + 1] = token
 

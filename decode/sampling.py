@@ -1,4 +1,4 @@
-"""From logits to laws to tokens. Greedy is a point mass made here, not a second algorithm."""
+"""From logits to laws. Greedy is a point mass made here, not a second algorithm."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decode.config import SamplingConfig
-from decode.laws import Law, told
+from decode.laws import Known, Law
 
 # Columns that hold what a filter keeps, as a rule. More of them cost more to find than they save behind it.
 SHORTLIST = 512
@@ -30,11 +30,11 @@ def law_of(
 
     Rows that define no law (NaN, +inf, or nothing but -inf) make the law unhealthy; they raise nothing.
     """
-    precise = torch.promote_types(logits.dtype, torch.float32)
+    precise = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if sampling.greedy:
-        return Law.point(*_largest(logits, ids), precise)
-    probs, columns = _top_k(logits.to(precise), sampling)
-    healthy = told((probs[:, 0] >= 0).all())  # a row that defines no law is NaN from end to end
+        return _largest(logits, ids, precise)
+    probs, columns = _top_k(logits if logits.dtype == precise else logits.to(precise), sampling)
+    healthy = _are_laws(probs)
     if sampling.top_p < 1 or sampling.min_p > 0:
         probs, columns = _cut(probs, columns, probs, partial(_likely, top_p=sampling.top_p, min_p=sampling.min_p))
     if sampling.typical_p < 1:
@@ -44,15 +44,25 @@ def law_of(
     return Law(probs, columns, healthy)
 
 
-def _largest(logits: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | bool]:
-    """The token [R] of each row's largest logit, the lowest among equals, and whether all of these are finite."""
-    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
-        rows = logits.numpy()  # its argmax is six times as fast as torch's on a CPU
-        best = rows.argmax(-1)
-        tokens = best if ids is None else ids.numpy()[best]
-        return torch.from_numpy(tokens), all(math.isfinite(row[column]) for row, column in zip(rows, best, strict=True))
+def _largest(logits: Tensor, ids: Tensor | None, precise: torch.dtype) -> Law:
+    """All mass on each row's largest logit, the lowest id among equals. Healthy where all of these are finite."""
+    if logits.is_cpu:
+        rows = (logits if logits.dtype == precise else logits.to(precise)).numpy()
+        best = rows.argmax(-1)  # six times as fast as torch's on a CPU
+        columns = best.tolist()
+        healthy = all(math.isfinite(rows.item(row, column)) for row, column in enumerate(columns))
+        return Known(columns if ids is None else ids.numpy()[best].tolist(), healthy, precise)
     found = logits.max(-1)
-    return found.indices if ids is None else ids[found.indices], told(found.values.isfinite().all())
+    tokens = found.indices if ids is None else ids[found.indices]
+    return Law.point(tokens, found.values.isfinite().all(), precise)
+
+
+def _are_laws(probs: Tensor) -> Tensor | bool:
+    """Whether all rows are laws: one that defines none is NaN from end to end."""
+    if probs.is_cpu:
+        rows = probs.numpy()
+        return all(rows.item(row, 0) >= 0 for row in range(len(rows)))
+    return (probs[:, 0] >= 0).all()
 
 
 def _top_k(scores: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor | None]:
@@ -133,56 +143,6 @@ def _typical(probs: Tensor, key: Tensor, *, typical_p: float) -> Tensor:
     mass = probs.gather(-1, order).cumsum(-1, dtype=torch.float64)
     last = (mass < typical_p).sum(-1, keepdim=True).clamp_(max=key.shape[-1] - 1)
     return probs.masked_fill(key < ranked.gather(-1, last), 0.0)
-
-
-def draw_from(
-    law: Law,
-    uniform: Tensor | None = None,  # [R] fp64 in [0, 1); not needed by laws of one column
-) -> Tensor:  # [R] int64
-    """One token id of each row of a law."""
-    if law.is_point:
-        return law.tokens
-    assert uniform is not None
-    return law.token_of(draw(law.probs, uniform))
-
-
-def draw(
-    weights: Tensor,  # [..., K] not negative, of any positive sum
-    uniform: Tensor,  # [...] fp64 in [0, 1)
-) -> Tensor:  # [...] int64
-    """One column a row, by inverting the distribution function; a column of weight 0 is never drawn."""
-    return _invert(_running_mass(weights), uniform)
-
-
-def draw_or(
-    weights: Tensor,  # [..., K] not negative
-    fallback: Tensor,  # [..., K] not negative, of any positive sum
-    uniform: Tensor,  # [...] fp64 in [0, 1)
-) -> Tensor:  # [...] int64
-    """`draw` from `weights`; from `fallback` in rows whose weights are all 0. A GPU isn't asked which those are."""
-    mass = _running_mass(weights)
-    some = mass[..., -1:] > 0
-    if mass.device.type != "cpu" or not some.all():
-        mass = torch.where(some, mass, _running_mass(fallback))
-    return _invert(mass, uniform)
-
-
-def _running_mass(weights: Tensor) -> Tensor:
-    # In fp64: in fp32 the tail of a large vocabulary would be rounding.
-    return weights.cumsum(-1, dtype=torch.float64)
-
-
-def _invert(mass: Tensor, uniform: Tensor) -> Tensor:
-    total = mass[..., -1:]
-    below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not reach past the last column
-    point = torch.minimum(uniform.unsqueeze(-1) * total, below_total)
-    column = torch.searchsorted(mass, point, right=True).squeeze(-1)
-    return column.clamp_(max=mass.shape[-1] - 1)  # of NaN: the law says that it is unhealthy
-
-
-def draw_uniform(count: int, generator: torch.Generator) -> Tensor:
-    """`count` numbers in [0, 1), fp64, on the generator's device."""
-    return torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
 
 
 def is_healthy(logits: Tensor) -> Tensor:

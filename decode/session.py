@@ -65,7 +65,7 @@ class SlotSession:
 
     def _extend(self, contexts: Sequence[Tensor], keep: Sequence[int]) -> list[Tensor]:
         """Rows end together: a shorter suffix begins in a later column or chunk than a longer one."""
-        if len(keep) == 1 and 0 < keep[0] <= len(contexts[0]) - self._seen[0] <= PREFILL_CHUNK:
+        if len(keep) == 1 and 0 < keep[0] <= contexts[0].shape[0] - self._seen[0] <= PREFILL_CHUNK:
             return [self._feed_one(contexts[0], keep[0])]
         unseen = [
             new_tokens(len(context), seen, count)
@@ -84,12 +84,16 @@ class SlotSession:
 
     def _feed_one(self, context: Tensor, keep: int) -> Tensor:
         """The everyday step of a single row, with as few operations as there can be."""
-        seen, fed = self._seen[0], len(context) - self._seen[0]
+        length, seen = context.shape[0], self._seen[0]
+        fed = length - seen
         if self._forward.pad_width(fed) > fed:
             return _on(context.device, self._feed([context], [fed], keep)[0])
         self._slots.aim([seen], [fed], self._device, fed)
-        self._seen[0] = len(context)
-        return _on(context.device, self._forward(_on(self._device, context[None, seen:]), self._slots, keep)[0])
+        self._seen[0] = length
+        ids = context[seen:].unsqueeze(0)
+        if ids.device == self._device:
+            return self._forward(ids, self._slots, keep).squeeze(0)
+        return self._forward(ids.to(self._device), self._slots, keep).squeeze(0).to(context.device)
 
     def _feed(self, contexts: Sequence[Tensor], fed: list[int], keep: int) -> Tensor:
         width = self._forward.pad_width(max(fed))

@@ -5,6 +5,7 @@ lie side by side, so this one layout serves single texts, ragged batches, and mo
 """
 
 from collections.abc import Sequence
+from operator import add
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Slots:
         columns of `width` (default: the widest row's); the columns before them are padding."""
         self.width = most = max(widths) if width is None else width
         self._device = device
-        used = max(start + fed for start, fed in zip(starts, widths, strict=True))
+        used = max(map(add, starts, widths))
         if used > self._size:
             self._size = max(used, min(self.length, max(2 * self._size, LEAST_SLOTS)))
         self.span = self._size + 1 if self._fixed else used

@@ -17,11 +17,12 @@ TABLE_ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds of the parts of a round, for one text."""
+    """Milliseconds of the parts of a round."""
 
-    draft_ms: float  # one step of the draft
+    draft_ms: float  # one more drafted token: a step of the draft, and what the host does for that token
     verify_ms: tuple[float, ...]  # [w - 1]: the target's pass over w tokens, w = 1..most + 1
     round_ms: float  # host time of a round
+    start_ms: float = 0.0  # what a round that drafts costs beside all that, however long it is
 
     @property
     def most(self) -> int:
@@ -30,7 +31,8 @@ class Costs:
 
     def ms(self, length: int) -> float:
         """A round that drafts `length` tokens, 0..most; 0 is a step of plain decoding."""
-        return length * self.draft_ms + self.verify_ms[length] + self.round_ms
+        drafting = self.start_ms + length * self.draft_ms if length else 0.0
+        return drafting + self.verify_ms[length] + self.round_ms
 
 
 @dataclass(frozen=True)

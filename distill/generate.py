@@ -1,31 +1,33 @@
-"""The target answers prompts, in batches; the output can be killed at any point and continued to the same bytes."""
+"""The target answers prompts, here or in a server; killed at any point, the output is continued to the same bytes."""
 
 import hashlib
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from decode.backends import with_backend
 from decode.backends.prepacked import can_prepack
 from decode.errors import UsageError
 from decode.health import check_healthy
+from decode.model_facts import NO_LIMIT, context_limit
 from decode.models import LoadedModel, load_model
-from decode.session import context_limit
+from decode.processors import check_token_ids
+from distill.answer_bar import answer_bar
 from distill.answering import answer_batch
 from distill.config import GenerateConfig
 from distill.data.answers import AnswerFile, answer_file, check_beside, check_prompts_are_apart
 from distill.data.questions import Question, Questions, encode_questions
 from distill.data.rows import BadRow, Row, read_rows
 from distill.outputs import check_writable
+from distill.remote.answers import Asked, answer_all
+from distill.remote.early import EarlyAnswers, early_path
+from distill.remote.target import Served, describe_target, find_served
 from distill.runs import provenance
-from distill.teacher.fingerprint import weights_sha256
+from distill.weights import weights_sha256
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def generate(config: GenerateConfig) -> GenerateReport:
     check_prompts_are_apart(output, config.prompts)
     check_beside(output)
     rows = list(itertools.islice(read_rows(config.prompts), config.limit))
+    if config.server.url is not None:
+        return answer_by_server(rows, config)
     return answer(rows, load_model(config.target, config.model, role="target"), config)
 
 
@@ -71,13 +75,37 @@ def answer(rows: list[Row | BadRow], target: LoadedModel, config: GenerateConfig
     check_healthy(target, "target")
     weights = weights_sha256(target.model)
     target = _fast(target, config.model.backend)
-    found = encode_questions(rows, target.tokenizer, _longest_prompt(target, config), target.vocab_size)
-    output = Path(config.output)
+    made_by = _made_by_weights(config, target, weights)
+    return _answer(rows, target, context_limit(target.model), made_by, {}, config, partial(_by_batches, target, config))
+
+
+def answer_by_server(rows: list[Row | BadRow], config: GenerateConfig) -> GenerateReport:
+    """`generate` for rows and a server that runs the target, of which only tokenizer and settings are loaded here."""
+    early = EarlyAnswers(early_path(Path(config.output)))
+    served = find_served(config.server)
+    target = describe_target(config.target, config.model)
+    check_token_ids(config.sampling, target.vocab_size)
+    context = min(context_limit(target.model), served.max_length or NO_LIMIT)
+    made_by, notes = _made_by_server(config, served), {"server_version": served.version}
+    return _answer(rows, target, context, made_by, notes, config, partial(_by_server, target, config, served, early))
+
+
+def _answer(
+    rows: list[Row | BadRow],
+    target: LoadedModel,
+    context: int,
+    made_by: dict[str, Any],
+    notes: dict[str, Any],
+    config: GenerateConfig,
+    answer_missing: Callable[[list[Question], AnswerFile], int],
+) -> GenerateReport:
+    longest = _longest_prompt(context, config)
+    found = encode_questions(rows, target.tokenizer, longest, target.vocab_size)
     if not found.questions:
         raise UsageError(f"prompts: no row of {config.prompts} can be answered; {_why_none(found)}")
     started = time.perf_counter()
-    with answer_file(output, _made_by(config, target, weights), found, provenance(config)) as file:
-        num_tokens = _answer_missing(found.questions, file, target, config)
+    with answer_file(Path(config.output), made_by, found, {**provenance(config), **notes}) as file:
+        num_tokens = answer_missing(found.questions, file)
     return GenerateReport(
         output=config.output,
         errors_output=file.errors_output,
@@ -91,14 +119,14 @@ def answer(rows: list[Row | BadRow], target: LoadedModel, config: GenerateConfig
     )
 
 
-def _answer_missing(questions: list[Question], file: AnswerFile, target: LoadedModel, config: GenerateConfig) -> int:
+def _by_batches(target: LoadedModel, config: GenerateConfig, questions: list[Question], file: AnswerFile) -> int:
     """Answer the questions that the file lacks and append them; returns the number of tokens generated.
 
     A batch of which some rows are done is answered whole, so that the others come out as they would have.
     """
     num_tokens = 0
     last_done = questions[file.num_done - 1].index if file.num_done else -1
-    with _progress(len(questions), file.num_done) as advance:
+    with answer_bar(len(questions), file.num_done) as advance:
         for batch in _batches(questions, config.batch_size):
             missing = [question for question in batch if question.index > last_done]
             if not missing:
@@ -110,6 +138,33 @@ def _answer_missing(questions: list[Question], file: AnswerFile, target: LoadedM
             file.append(rows[-len(missing) :])
             num_tokens += sum(sum(row["mask"]) for row in rows)
             advance(len(missing), num_tokens)
+    return num_tokens
+
+
+def _by_server(
+    target: LoadedModel,
+    config: GenerateConfig,
+    served: Served,
+    early: EarlyAnswers,
+    questions: list[Question],
+    file: AnswerFile,
+) -> int:
+    """As _by_batches, each question on its own: what a row draws depends on the seed and its place alone."""
+    missing = iter(questions[file.num_done :])
+    prompts = [(question.ids, batch_seed(config.seed, question.index)) for question in questions[file.num_done :]]
+    asked = Asked(
+        config.server, served.model, config.sampling, config.max_new_tokens, target.eos_token_ids, target.vocab_size
+    )
+    num_tokens = 0
+    with answer_bar(len(questions), file.num_done) as advance, early:
+
+        def write(answers: list[list[int]]) -> None:
+            nonlocal num_tokens
+            file.append([_row(next(missing), answer, target) for answer in answers])
+            num_tokens += sum(map(len, answers))
+            advance(len(answers), num_tokens)
+
+        answer_all(asked, prompts, early, write)
     return num_tokens
 
 
@@ -131,9 +186,8 @@ def _fast(target: LoadedModel, backend: str) -> LoadedModel:
     return with_backend(target, backend)
 
 
-def _longest_prompt(target: LoadedModel, config: GenerateConfig) -> int:
+def _longest_prompt(context: int, config: GenerateConfig) -> int:
     """The most tokens that a prompt may have; the answer has to fit in the context after it."""
-    context = context_limit(target.model)
     if context <= config.max_new_tokens:
         raise UsageError(
             f"max_new_tokens: {config.max_new_tokens} leaves no room for a prompt in the target's context of {context}"
@@ -141,9 +195,10 @@ def _longest_prompt(target: LoadedModel, config: GenerateConfig) -> int:
     return min(config.max_prompt_tokens, context - config.max_new_tokens)
 
 
-def _made_by(config: GenerateConfig, target: LoadedModel, weights: str) -> dict[str, Any]:
+def _made_by_weights(config: GenerateConfig, target: LoadedModel, weights: str) -> dict[str, Any]:
     """All that decides the bytes of the output, the prompts apart."""
     return {
+        "server": None,
         "target": config.target,
         "target_sha256": weights,
         "sampling": asdict(config.sampling),
@@ -153,6 +208,19 @@ def _made_by(config: GenerateConfig, target: LoadedModel, weights: str) -> dict[
         "dtype": _stored_as(target, config),
         "device": target.device.type,
         "backend": target.backend,
+    }
+
+
+def _made_by_server(config: GenerateConfig, served: Served) -> dict[str, Any]:
+    """As _made_by_weights, as far as it can be known from outside."""
+    return {
+        "server": served.url,
+        "server_model": served.model,
+        "target": config.target,
+        "sampling": asdict(config.sampling),
+        "max_new_tokens": config.max_new_tokens,
+        "batch_size": 1,
+        "seed": config.seed,
     }
 
 
@@ -177,24 +245,3 @@ def _why_none(found: Questions) -> str:
         first = found.bad_rows[0]
         return f"{first.source}: {first.reason}"
     return "; ".join(found.skipped)
-
-
-@contextmanager
-def _progress(total: int, done: int) -> Iterator[Any]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("answering prompts"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeElapsedColumn(),
-    )
-    started = time.perf_counter()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("generate", total=total, completed=done, speed="")
-
-        def advance(num_rows: int, num_tokens: int) -> None:
-            speed = num_tokens / (time.perf_counter() - started)
-            bar.update(task, advance=num_rows, speed=f"{speed:.0f} tokens/s")
-
-        yield advance

@@ -32,14 +32,21 @@ def head_stands_apart(model: Any) -> bool:
     return hidden.shape[-1] == head.in_features and torch.equal(head(hidden), whole)
 
 
+def supervised_hidden(model: Any, batch: Batch) -> Tensor:  # [N, d], positions in the order of rows
+    """The body's last hidden states at `batch.supervised`; where nothing is, their gradient is zero, not absent."""
+    return model.get_decoder()(**_inputs(batch))[0][batch.supervised]
+
+
 def supervised_logits(
     model: Any,
     batch: Batch,  # B rows, T positions
     apart: bool,  # as head_stands_apart says
 ) -> Tensor:  # [N, V], positions in the order of rows
     """The logits at `batch.supervised`. Gradient flows; where nothing is supervised it is zero, not absent."""
-    inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
     if not apart:
-        return model(**inputs).logits[batch.supervised]
-    hidden = model.get_decoder()(**inputs)[0]  # [B, T, d]
-    return model.get_output_embeddings()(hidden[batch.supervised])
+        return model(**_inputs(batch)).logits[batch.supervised]
+    return model.get_output_embeddings()(supervised_hidden(model, batch))
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    return {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}

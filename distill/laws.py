@@ -4,7 +4,9 @@ Every loss and metric then sees two laws over the same buckets. Shapes: N positi
 ids, M columns of the draft, K kept ids, S buckets.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,39 @@ class FullLaw:
     @property
     def num_positions(self) -> int:
         return self.log_probs.shape[:-1].numel()
+
+    def part(self, start: int, stop: int) -> "FullLaw":
+        """The law at positions start to stop of [N, V]."""
+        return FullLaw(self.log_probs[start:stop])
+
+
+@dataclass(frozen=True)
+class HeadLaw:
+    """The target's law over all of its ids, kept as what its head reads: [N, V] is made for a part at a time."""
+
+    hidden: Tensor  # [N, d], last hidden states
+    head: Callable[[Tensor], Tensor]  # [n, d] -> logits [n, V]
+    temperature: float = 1.0
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.hidden)
+
+    @torch.no_grad()
+    def part(self, start: int, stop: int) -> FullLaw:
+        """The law at positions start to stop, fp32 or wider.
+
+        Without gradients rather than in inference mode: a loss may save the law for its backward, which inference
+        tensors allow only after a copy.
+        """
+        with torch.autocast(self.hidden.device.type, enabled=False):  # the target keeps its own precision
+            logits = self.head(self.hidden[start:stop])
+        return FullLaw(tempered(logits, self.temperature).log_softmax(-1))
+
+    @property
+    def log_probs(self) -> Tensor:  # [N, V]
+        """All of it at once."""
+        return self.part(0, self.num_positions).log_probs
 
 
 @dataclass(frozen=True)
@@ -40,8 +75,32 @@ class TopKLaw:
     def num_positions(self) -> int:
         return self.log_tail.numel()
 
+    def part(self, start: int, stop: int) -> "TopKLaw":
+        """The law at positions start to stop of [N, K]."""
+        return TopKLaw(*(tensor[start:stop] for tensor in vars(self).values()))
 
-Law = FullLaw | TopKLaw
+
+@dataclass(frozen=True)
+class SampledLaw:
+    """S ids drawn from the target's law conditioned on the draft's ids, independently, with their true probabilities.
+
+    A mean over the draws is an unbiased estimate of what the law says; nothing is known of the ids that were not drawn.
+    """
+
+    ids: Tensor  # [N, S] int64, of all V; an id may be there more than once
+    log_probs: Tensor  # [N, S]: of the whole law, not conditioned; -inf where the draft's ids have no mass to draw from
+    log_mass: Tensor  # [N]: log of the mass of the draft's ids; 0 for a draft of all ids
+
+    @property
+    def num_positions(self) -> int:
+        return self.log_mass.numel()
+
+    def part(self, start: int, stop: int) -> "SampledLaw":
+        """The law at positions start to stop - 1."""
+        return SampledLaw(self.ids[start:stop], self.log_probs[start:stop], self.log_mass[start:stop])
+
+
+Law = FullLaw | HeadLaw | TopKLaw | SampledLaw
 
 
 class Columns(nn.Module):
@@ -50,7 +109,7 @@ class Columns(nn.Module):
     Both models of a pair have the same V ids: a draft that is trained, judged or exported is refused otherwise.
     """
 
-    ids: Tensor  # [M] int64: id of each column
+    ids: Tensor  # [M] int64, ascending: id of each column
     column_of: Tensor  # [V] int64: column of each id; M where there is none
 
     def __init__(self, vocab_size: int, vocab_ids: Tensor | None = None) -> None:
@@ -74,20 +133,48 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
     return logits if temperature == 1 else logits / temperature
 
 
+def likeliest(law: Law) -> Tensor:  # [N] int64
+    """The target's likeliest id, the lowest where several tie: exact from the K kept ids, unless more than K tie."""
+    law = _refuse_drawn(law)
+    if isinstance(law, TopKLaw):
+        best = law.log_probs == law.log_probs.amax(-1, keepdim=True)
+        return law.ids.masked_fill(~best, torch.iinfo(torch.int64).max).amin(-1)
+    return law.log_probs.argmax(-1)
+
+
 def align(law: Law, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
     """Two normalised laws over the same buckets: log p and log q, each [N, S].
 
     p is the target's law *conditioned* on the draft's ids: mass outside them is dropped and the rest divided by what
     remains, for no draft could ever propose it. With a top-k law the kept ids that the draft has and its tail are
     the buckets, so both kinds of law have one fixed point; -inf on both sides marks a bucket that does not exist at a
-    position.
+    position. Raises ValueError for a sampled law, of which `drawn` tells what can be had.
     """
-    if isinstance(law, FullLaw):
-        return _align_full(law, draft_logits, columns)
-    return _align_top_k(law, draft_logits, columns)
+    known = _refuse_drawn(law)
+    if isinstance(known, TopKLaw):
+        return _align_top_k(known, draft_logits, columns)
+    return _align_full(known, draft_logits, columns)
 
 
-def _align_full(law: FullLaw, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+def _refuse_drawn(law: Law) -> FullLaw | HeadLaw | TopKLaw:
+    if isinstance(law, SampledLaw):
+        raise ValueError("ids drawn from a law are no buckets of it: only forward_kl and the overlap are estimated")
+    return law
+
+
+def drawn(law: SampledLaw, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+    """At the ids of a sampled law: log p, conditioned on the draft's ids, and log q, each [N, S].
+
+    Where the draft's ids had no mass to draw from, log p is log q, so that no estimate counts the position.
+    """
+    logits = upcast(draft_logits)
+    log_q = logits.gather(-1, columns.column_of[law.ids]) - logits.logsumexp(-1, keepdim=True)
+    nothing = law.log_probs == -INF
+    log_p = law.log_probs.masked_fill(nothing, 0.0) - law.log_mass.masked_fill(law.log_mass == -INF, 0.0).unsqueeze(-1)
+    return torch.where(nothing, log_q.detach(), log_p), log_q
+
+
+def _align_full(law: FullLaw | HeadLaw, draft_logits: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
     log_q = upcast(draft_logits).log_softmax(-1)
     if columns.complete:
         return law.log_probs, log_q
@@ -117,19 +204,40 @@ def top_k_buckets(law: TopKLaw, draft_logits: Tensor, columns: Columns) -> Bucke
     with it, as the draft gets good.
     """
     logits = upcast(draft_logits)
-    size = logits.shape[-1]
-    column = columns.column_of[law.ids]  # [N, K]; `size` where the draft lacks the id
-    kept = column < size
-    has_tail = kept.sum(-1) < size
-    chosen = logits.gather(-1, column.clamp(max=size - 1)).masked_fill(~kept, -INF)
-    # One column more takes the writes of ids that the draft lacks. The fill is finite, for logsumexp over nothing but
-    # -inf has gradient nan.
-    lowest = torch.finfo(logits.dtype).min / 2
-    others = nn.functional.pad(logits, (0, 1), value=lowest).scatter_(-1, column, lowest)
-    tail = others.logsumexp(-1).masked_fill(~has_tail, -INF)
+    column = columns.column_of[law.ids]  # [N, K]; M where the draft lacks the id
+    kept = column < logits.shape[-1]
+    chosen, others = _Split.apply(logits, column)
+    tail = others.masked_fill(kept.sum(-1) == logits.shape[-1], -INF)
+    chosen = chosen.masked_fill(~kept, -INF)
     # The total from its parts: the only pass over [N, M], forward and backward, is the tail's.
     total = torch.cat([chosen, tail.unsqueeze(-1)], -1).logsumexp(-1)
     return Buckets(kept, chosen - total.unsqueeze(-1), tail - total)
+
+
+class _Split(torch.autograd.Function):
+    """Logits [N, M] at the columns [N, K], and the log of the sum over the other columns [N].
+
+    By hand, for autograd would make three gradients [N, M] of it and add them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        size = logits.shape[-1]
+        chosen = logits.gather(-1, column.clamp(max=size - 1))
+        # One column more takes the writes of ids that the draft lacks. The fill is finite: logsumexp over nothing but
+        # -inf would be -inf, and its difference from any other nan.
+        lowest = torch.finfo(logits.dtype).min / 2
+        others = nn.functional.pad(logits, (0, 1), value=lowest).scatter_(-1, column, lowest)
+        tail = others.logsumexp(-1)
+        ctx.save_for_backward(others, tail, column)
+        return chosen, tail
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_chosen: Tensor, grad_tail: Tensor) -> tuple[Tensor, None]:
+        others, tail, column = ctx.saved_tensors
+        grad = (others - tail.unsqueeze(-1)).exp_().mul_(grad_tail.unsqueeze(-1))
+        return grad.scatter_(-1, column, grad_chosen)[..., :-1], None
 
 
 def _normalise(log_mass: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ def test_a_value_of_another_type_is_refused(refused: Callable[..., str], added: 
         ([*EVAL, "--repeats", "0"], "repeats: 0 is not legal"),
         ([*EXPORT, "--num_assistant_tokens", "0"], "num_assistant_tokens: 0 is not legal"),
         ([*INIT, "--seed", "-1"], "seed: -1 is not legal"),
-        ([*INIT, "--hidden_size", "64", "--cost_ratio", "0.1"], "give only one of num_parameters, cost_ratio"),
+        ([*INIT, "--hidden_size", "64", "--fit_cost_ratio", "0.1"], "give only one of num_parameters, fit_cost_ratio"),
         ([*INIT, "--draft_vocab_size", "100"], "draft_vocab_size: needs data"),
         ([*INIT, "--data", "a.jsonl"], "data: needs draft_vocab_size"),
         ([*INIT, "--seed", str(2**63)], "seed: 9223372036854775808 is not legal"),

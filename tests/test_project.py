@@ -32,9 +32,18 @@ ABOVE = {
     "distill/training": ("distill/cli", "distill/export", "distill/results"),
     "distill/drafts": ("distill/cli", "distill/export", "distill/results", "distill/training", "distill/teacher"),
     "distill/teacher": ("distill/cli", "distill/export", "distill/results", "distill/training", "distill/drafts"),
+    "distill/remote": (
+        "distill/cli",
+        "distill/export",
+        "distill/results",
+        "distill/training",
+        "distill/drafts",
+        "distill/teacher",
+    ),
 }
+ABOVE["distill/on_policy"] = ("distill/cli", "distill/export", "distill/results", "distill/training")
 ABOVE["distill/data"] = tuple(ABOVE)
-LOWEST = ("runs", "folders", "laws", "losses", "acceptance")  # files that know none of the rooms
+LOWEST = ("weights", "runs", "folders", "laws", "losses", "acceptance")  # files that know none of the rooms
 LIBRARIES = {"losses": ("decode", "transformers", "lightning")}
 
 
@@ -63,6 +72,7 @@ ORDER = {
     **{room: tuple(room_name(above) for above in ABOVE[room]) for room in ABOVE},
     "distill/config": (*map(room_name, ABOVE), "torch", "transformers", "lightning"),
     "distill/generate.py": tuple(f"distill.{name}" for name in ("cli", "export", "results", "training", "drafts")),
+    "distill/selection.py": tuple(f"distill.{name}" for name in ("cli", "export", "results", "training")),
     "distill/heads.py": tuple(map(room_name, ABOVE["distill/data"])),
     **{f"distill/{name}.py": (*map(room_name, ABOVE), *LIBRARIES.get(name, ())) for name in LOWEST},
 }
@@ -166,8 +176,8 @@ def test_every_shipped_config_parses_and_names_files_that_are_there(path: Path) 
 
 def test_every_command_of_the_quick_start_has_its_config() -> None:
     script = (ROOT / "scripts" / "quickstart.sh").read_text()
-    for name in COMMANDS:  # a comparison of methods is no step from a target to a draft
-        assert f"draftsmith {name} --config $configs/{name}.yaml" in script or name == "bench"
+    for name in COMMANDS:  # a comparison of methods is no step from a target to a draft; fit scores by itself
+        assert f"draftsmith {name} --config $configs/{name}.yaml" in script or name in ("bench", "cache")
         assert (ROOT / "configs" / "quickstart" / f"{name}.yaml").is_file()
 
 

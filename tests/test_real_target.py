@@ -33,7 +33,7 @@ def prompts(target: LoadedModel) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("drafts") / "draft"
-    settings = {"hidden_size": 64, "num_layers": 1, "draft_vocab_size": 2048, "data": str(PROMPTS / "held_out.jsonl")}
+    settings = {"hidden_size": 64, "num_layers": 1, "draft_vocab_size": 2048, "data": [str(PROMPTS / "held_out.jsonl")]}
     return init_draft(InitConfig(target="smollm2-135m", output=str(output), **settings))  # type: ignore[arg-type]
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from decode.draft import Draft
+from decode.draws import draw_from, draw_numbers, draw_one, draw_uniform
 from decode.laws import Law, all_true
 from decode.proposers.base import Setup
 from decode.proposers.one_run import OneRun
 from decode.row import Row
-from decode.sampling import draw_from, draw_uniform
 from decode.session import DraftingSession
 
 
@@ -38,8 +38,11 @@ class _Chain:
             self.ended = True
             return
         law = row.draft_sampler.law(logits, row.tokens, length)
-        uniform = None if row.draft_sampler.sampling.greedy else draw_uniform(1, row.generator)
-        row.put(self.width, draw_from(law, uniform))
+        draws = not row.draft_sampler.sampling.greedy
+        if row.on_host:
+            row.put(self.width, draw_one(law, draw_numbers(1, row.generator)[0] if draws else None))
+        else:
+            row.put(self.width, draw_from(law, draw_uniform(1, row.generator) if draws else None))
         self.laws.append(law)
 
     def finish(self, vocab_size: int) -> Draft:
@@ -68,11 +71,11 @@ class DraftModel:
         if self._one_run is not None and self._one_run.serves(rows[0]):
             return [self._one_run.draft(rows[0], self._most(rows[0]))]
         chains = [_Chain(row, self._most(row)) for row in rows]
-        while any(chain.grows for chain in chains):
-            keep = [int(chain.grows) for chain in chains]
-            logits = self._session.extend([chain.row.context(chain.width) for chain in chains], keep)
-            for chain, own in zip(chains, logits, strict=True):
-                if chain.grows:
+        while any(grow := [chain.grows for chain in chains]):
+            contexts = [chain.row.context(chain.width) for chain in chains]
+            logits = self._session.extend(contexts, [int(grows) for grows in grow])
+            for chain, own, grows in zip(chains, logits, grow, strict=True):
+                if grows:
                     chain.extend(own)
         return [chain.finish(self._vocab_size) for chain in chains]
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from decode.backends.cuda_graph import Draw
 from decode.draft import Draft
+from decode.draws import draw_from, draw_uniform
 from decode.laws import Law, all_true
 from decode.row import Row
 from decode.sampler import Sampler
-from decode.sampling import draw_from, draw_uniform
 from decode.session import DraftingSession
 
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from decode.draft import Draft, Verdict
+from decode.draws import draw_numbers, draw_uniform
 from decode.laws import Law
-from decode.sampling import draw_uniform
-from decode.verifiers.residual import next_token
+from decode.verifiers.residual import left_mass, next_number, next_token
 
 
 def verify_block(
@@ -21,9 +21,42 @@ def verify_block(
     Lossless for chains, also where the draft's length was decided along the way by what had been drafted.
     Source: Sun et al. 2024, algorithm 2.
     """
-    width = draft.width
-    uniform = draw_uniform(width + 1, generator)
-    reach = _reach(draft, target)
+    if target.on_host:
+        return _on_host(draft, target, draw_numbers(draft.width + 1, generator))
+    return _unread(draft, target, draw_uniform(draft.width + 1, generator))
+
+
+def _on_host(draft: Draft, target: Law, uniform: list[float]) -> Verdict:
+    """The rule in Python numbers, from the longest prefix down. Each tensor operation costs as much as all of these,
+    and most rounds need the sum over the vocabulary, if at all, of the one prefix that is kept."""
+    width, reach = draft.width, _walk(draft, target)
+    for kept in range(width, 0, -1):
+        p, coin, mass = reach[kept - 1], uniform[kept - 1], None
+        if not coin < p:  # S_i <= p_i, and so h_i <= p_i
+            continue
+        if kept < width and p < 1:  # p_i = 1 makes h_i = 1
+            mass = left_mass(draft, target, kept, p)
+            if not coin * (mass.total + 1 - p) < mass.total:
+                continue
+        return Verdict(kept, next_number(draft, target, kept, p, uniform[width], mass))
+    return Verdict(0, next_number(draft, target, 0, 1.0, uniform[width]))
+
+
+def _walk(draft: Draft, target: Law) -> list[float]:
+    """p_1 .. p_W."""
+    p = target.numbers_of(draft.listed)
+    q = [1.0] * draft.width if draft.law is None else draft.law.numbers_of(draft.listed)
+    reach, now = [], 1.0
+    for own, drafted in zip(p, q, strict=True):
+        now *= own
+        now = now / drafted if now < drafted else float(now > 0)
+        reach.append(now)
+    return reach
+
+
+def _unread(draft: Draft, target: Law, uniform: Tensor) -> Verdict:
+    """The rule in tensors, so that a GPU isn't asked for anything."""
+    width, reach = draft.width, _reach(draft, target)
     falls = reach.clone()
     if width > 1:
         inner = reach[:-1]

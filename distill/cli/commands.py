@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decode.errors import UsageError
-from distill.config import FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.config import CacheConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
 from distill.export.config import ExportConfig
 from distill.results.config import BenchConfig, EvalConfig
 
@@ -26,6 +26,24 @@ def run_generate(config: GenerateConfig) -> None:
     print(f"next: draftsmith fit --data.train {config.output} ...")
 
 
+def run_cache(config: CacheConfig) -> None:
+    from distill.cache import cache, verify
+
+    if config.verify is not None:
+        checked = verify(config)
+        print(f"{config.verify}: whole; {checked.size}; {checked.compared}")
+        return
+    report = cache(config)
+    told = (
+        f"; {report.num_scored} scored now, {report.num_scored / report.seconds:.0f} tokens/s"
+        if report.num_scored
+        else ""
+    )
+    print(f"{config.output}: {report.size}{told}")
+    print(f"next: draftsmith fit --target {config.target} --teacher.kind cached --teacher.cache {config.output} ...")
+    print(f"      draftsmith cache --verify {config.output}")
+
+
 def run_init(config: InitConfig) -> None:
     from distill.drafts.make import init_draft
 
@@ -36,6 +54,12 @@ def run_init(config: InitConfig) -> None:
 
 def run_fit(config: FitConfig) -> None:
     from distill.runs import is_other_rank
+
+    if config.dry_run:
+        from distill.training.dry_run import dry_run
+
+        print("\n".join(dry_run(config)))
+        return
     from distill.training.fit import fit
 
     report = fit(config)
@@ -98,18 +122,15 @@ def run_run(config: RunConfig) -> None:
     if chunk.generation is not None:
         print(stats_line(chunk.generation, seconds), file=sys.stderr)
         if config.trace is not None:
-            _write_trace(config.trace, chunk.generation)
+            prompt = decoder.encode(config.prompt or "", chat=config.chat)
+            _write_trace(config.trace, chunk.generation, prompt)
 
 
-def _write_trace(path: str, generation: "Generation") -> None:
+def _write_trace(path: str, generation: "Generation", prompt: list[int]) -> None:
     """A line of JSON for each round, all or none."""
-    from dataclasses import asdict
-
     from distill.runs import write_text_atomic
 
-    lines = [
-        json.dumps(asdict(done) | {"next_token": done.next_token, "kind": done.kind}) for done in generation.rounds
-    ]
+    lines = [json.dumps(row) for row in generation.trace(prompt)]
     write_text_atomic(path, "".join(line + "\n" for line in lines))
     print(f"{path}: {len(lines)} rounds", file=sys.stderr)
 

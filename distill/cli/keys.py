@@ -36,6 +36,9 @@ class Keys:
     def is_list(self, key: str) -> bool:
         return typing.get_origin(self.leaves.get(key)) in (list, tuple)
 
+    def is_switch(self, key: str) -> bool:
+        return self.leaves.get(key) is bool
+
     def inside(self, section: str) -> list[str]:
         """Names of the keys directly inside `section` ("" for the top level)."""
         start = f"{section}." if section else ""

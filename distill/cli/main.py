@@ -14,7 +14,7 @@ from typing import Any
 
 from decode.errors import DraftsmithError, UsageError
 from distill.cli import commands
-from distill.config import FitConfig, GenerateConfig, InitConfig, RunConfig
+from distill.config import CacheConfig, FitConfig, GenerateConfig, InitConfig, RunConfig
 from distill.export.config import ExportConfig
 from distill.results.config import BenchConfig, EvalConfig
 
@@ -31,6 +31,7 @@ class Command:
 COMMANDS = {
     "generate": Command("let the target answer prompts: the training data", GenerateConfig, commands.run_generate),
     "init": Command("make an untrained draft for a target", InitConfig, commands.run_init),
+    "cache": Command("score data once, for fits that train from it; or check that", CacheConfig, commands.run_cache),
     "fit": Command("distil the draft on the target's logits, judging checkpoints", FitConfig, commands.run_fit),
     "eval": Command("measure acceptance and speed of drafts and checkpoints", EvalConfig, commands.run_eval),
     "bench": Command("compare ways to decode, timed side by side, and check them", BenchConfig, commands.run_bench),

@@ -174,6 +174,8 @@ def _check_option(written: str, key: str, keys: Keys) -> None:
 def _option(written: str, name: str, key: str, values: list[str], keys: Keys) -> list[str]:
     if keys.is_list(key) and values and not values[0].startswith("["):
         return [f"--{name}={json.dumps(values, ensure_ascii=False)}"]
+    if keys.is_switch(key) and not values:  # its name alone turns it on
+        return [f"--{name}=true"]
     return [f"--{name}={_single(written, values)}"]
 
 

@@ -114,7 +114,8 @@ class RunConfig:
     chat: bool = True
     """Put the prompt in the target's chat template where it has one; false: use it as it is."""
     trace: str | None = None
-    """A .jsonl file for what each round did: context length, proposal, accepted, recovered or bonus, times."""
+    """A .jsonl file for what each round did: context length, proposal, accepted, recovered or bonus, times; with the
+    prompt's ids, so that fit can train on it (replay.log)."""
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
 

@@ -7,7 +7,9 @@ from decode.config import DecodeConfig, ModelConfig
 from decode.errors import UsageError, require, require_least
 from distill.config.checks import OF_THE_DRAFT, refuse_model_keys, refuse_unused, require_budget
 from distill.config.data import DataConfig
-from distill.config.objective import LossConfig
+from distill.config.lora import LoraConfig
+from distill.config.objective import LossConfig, SelectionConfig
+from distill.config.on_policy import OnPolicyConfig, ReinforceConfig, ReplayConfig, check_together
 from distill.config.teacher import TeacherConfig
 
 
@@ -67,21 +69,49 @@ class FitConfig:
     """How the draft will be served: decides the acceptance that is watched and the default loss. sampled: draft and
     target sample; greedy_draft: the draft takes its likeliest token, the target samples; greedy: both are greedy."""
     loss: LossConfig = field(default_factory=LossConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    on_policy: OnPolicyConfig = field(default_factory=OnPolicyConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     max_steps: int | None = None
     """Optimiser steps; exclusive with max_epochs."""
     max_epochs: int | None = None
     seed: int = 0
     model: ModelConfig = field(default_factory=ModelConfig)
+    gradient_checkpointing: bool = False
+    """Run each layer of the draft again in the backward pass instead of keeping what it made: less memory, more time."""
+    compile: bool = False
+    """Compile the draft's layers with torch.compile; where no compiler works, it is told and the run goes on without."""
+    dry_run: bool = False
+    """Tell what the run would need of memory, and what its data is; nothing is trained or written."""
     trainer: dict[str, Any] = field(default_factory=dict)
     """Further options of lightning's Trainer, such as devices, strategy, precision, logger: tensorboard."""
 
     def __post_init__(self) -> None:
+        if self.data.streaming:
+            self._check_streaming()
         if (self.max_steps is None) == (self.max_epochs is None):
             raise UsageError("max_steps, max_epochs: give exactly one of the two")
         require_least(self, max_steps=1, max_epochs=1, seed=0)
+        self.loss.refuse_unread(self.serve)
         refuse_model_keys(self.model, "the trainer places both models", "draft_device", "device_map")
         refuse_model_keys(self.model, "a draft is trained as it was made", *OF_THE_DRAFT[1:])
         refuse_unused(self.judge.decode, "judge.decode.", "stop_strings")
+        check_together(self.on_policy, self.replay, self.reinforce, self.data.streaming)
+
+    def _check_streaming(self) -> None:
+        """Refuse what asks for all rows at once."""
+        if self.max_steps is None:
+            raise UsageError(
+                f"max_steps: none is given (max_epochs: {self.max_epochs}); data.streaming needs it, for the rows are "
+                "not counted before they are read"
+            )
+        require(self.max_epochs is None, "max_epochs", self.max_epochs, "null with data.streaming; give max_steps")
+        legal = "online with data.streaming: a cache is made of all rows before training"
+        require(self.teacher.kind == "online", "teacher.kind", self.teacher.kind, legal)
+        legal = "null with data.streaming: positions are chosen among all rows before training"
+        require(self.selection.reference is None, "selection.reference", self.selection.reference, legal)

@@ -1,6 +1,6 @@
 """Tensors of a micro-batch from packed examples. What is supervised comes from masks, never from token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,9 @@ from distill.data.schedule import MicroBatch, rows_of_rank
 
 PADDING = -1
 """The example id of positions that belong to no example."""
+
+Examples = Sequence[Example] | Mapping[int, Example]
+"""Examples by their ids."""
 
 
 class Batch(NamedTuple):
@@ -35,13 +38,13 @@ class Batch(NamedTuple):
         return self.input_ids.roll(-1, dims=1)
 
 
-def total_weight(micro_batches: Sequence[MicroBatch], examples: Sequence[Example]) -> float:
+def total_weight(micro_batches: Sequence[MicroBatch], examples: Examples) -> float:
     """Sum of weights over the supervised positions of all rows of all ranks."""
     return sum(examples[i].total_weight for batch in micro_batches for members in batch for i in members)
 
 
 def collate(
-    micro_batch: MicroBatch, examples: Sequence[Example], normaliser: float, rank: int = 0, world_size: int = 1
+    micro_batch: MicroBatch, examples: Examples, normaliser: float, rank: int = 0, world_size: int = 1
 ) -> Batch:
     """The tensors of one rank's rows; a rank without rows gets the first row with nothing supervised (equal work)."""
     rows = rows_of_rank(micro_batch, rank, world_size)
@@ -49,14 +52,30 @@ def collate(
     return batch if rows else batch._replace(supervised=torch.zeros_like(batch.supervised))
 
 
-def _stack(rows: MicroBatch, examples: Sequence[Example], normaliser: float) -> Batch:
+def _stack(rows: MicroBatch, examples: Examples, normaliser: float) -> Batch:
     width = max(sum(len(examples[i].input_ids) for i in members) for members in rows)
     columns = [_row(members, examples, width) for members in rows]
     ids, positions, supervised, owners, weights = (torch.tensor(column) for column in zip(*columns, strict=True))
-    return Batch(ids, positions, supervised, owners, weights, normaliser)
+    return Batch(ids, positions, supervised, owners, weights, normaliser, _advantages(rows, examples, width))
 
 
-def _row(members: list[int], examples: Sequence[Example], width: int) -> tuple[Sequence[float], ...]:
+def _advantages(rows: MicroBatch, examples: Examples, width: int) -> Tensor | None:
+    """[B, T]; None where no example has any."""
+    if all(examples[i].advantages is None for members in rows for i in members):
+        return None
+    found = torch.zeros(len(rows), width)
+    for place, members in enumerate(rows):
+        values = [v for i in members for v in _shifted(examples[i], examples[i].advantages, 0.0)]
+        found[place, : len(values)] = torch.tensor(values)
+    return found
+
+
+def _shifted(example: Example, values: list[float] | None, default: float) -> list[float]:
+    """One number per position, which is that of the next token; 0 at the last, which has none in its document."""
+    return [*(values or [default] * len(example.input_ids))[1:], 0.0]
+
+
+def _row(members: list[int], examples: Examples, width: int) -> tuple[Sequence[float], ...]:
     ids: list[int] = []
     positions: list[int] = []
     supervised: list[bool] = []
@@ -70,7 +89,7 @@ def _row(members: list[int], examples: Sequence[Example], width: int) -> tuple[S
         # shifted by one: the logits at t predict t + 1; the last token of a document has no successor in it
         supervised += [*example.mask[1:], False]
         owners += [index] * length
-        weights += [*(example.weights or [1.0] * length)[1:], 0.0]
+        weights += _shifted(example, example.weights, 1.0)
     tail = width - len(ids)
     return (
         ids + [0] * tail,

@@ -1,5 +1,6 @@
 """What the columns of a row mean: finds the prompt and the completion. Knows nothing of tokens."""
 
+import math
 from typing import Any
 
 from distill.data.rows import Row
@@ -66,6 +67,19 @@ def ids_and_mask(row: Row) -> tuple[list[int], list[bool]]:
     if len(ids) != len(mask) or not ids:
         raise RowError(f"mask: {len(mask)} values for {len(ids)} input_ids; expected as many, at least one")
     return ids, [bool(m) for m in mask]
+
+
+def weights_of(row: Row) -> list[float] | None:
+    """How much each of a row's input_ids counts in the loss: finite numbers >= 0; None where it has no weights."""
+    weights = row.fields.get("weights")
+    if weights is None:
+        return None
+    size = len(row.fields["input_ids"])
+    if not isinstance(weights, list) or not all(type(w) in (int, float) and 0 <= w < math.inf for w in weights):
+        raise RowError("weights: expected a list of finite numbers >= 0")
+    if len(weights) != size:
+        raise RowError(f"weights: {len(weights)} values for {size} input_ids; expected as many")
+    return [float(weight) for weight in weights]
 
 
 def messages_of(row: Row, kind: str) -> Messages:

@@ -1,5 +1,6 @@
 """Reads rows from files, folders and the hub, each with its place. Knows nothing of what the columns mean."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -42,22 +43,35 @@ class BadRow:
         return f"{self.file}:{self.line}"
 
 
-def read_rows(name: str) -> Iterator[Row | BadRow]:
+def read_rows(name: str, first: int = 0, streaming: bool = False) -> Iterator[Row | BadRow]:
     """Rows of a jsonl, json or parquet file, a save_to_disk folder or a hub id; the last two may end in `#split`.
 
-    Raises UsageError when there is no such file or folder, it is of another kind, or it holds no row at all.
+    The rows before number `first` are skipped without a look at what they hold. `streaming` reads a hub id row by row
+    instead of fetching all of it. Raises UsageError when there is no such file or folder, it is of another kind, or
+    it holds no row at all.
     """
-    check_source(name)
+    check_source(name, streaming)
+    path = Path(name).expanduser()
+    found = READERS[path.suffix.lower()](path, first) if path.is_file() else _read_dataset(name, first, streaming)
+    yield from found if first else _not_empty(name, found)
+
+
+def source_sha256(name: str) -> str:
+    """Tells whether what `name` stands for has changed: a checksum of a file's bytes, a data set's own fingerprint."""
     path = Path(name).expanduser()
     if path.is_file():
-        yield from _not_empty(name, READERS[path.suffix.lower()](path))
-    else:
-        yield from _not_empty(name, _read_dataset(name))
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    data = _open_dataset(name, streaming=True)
+    told = getattr(data, "_fingerprint", None) or str(data.info)
+    return hashlib.sha256(str(told).encode()).hexdigest()
 
 
-def check_source(name: str) -> None:
+def check_source(name: str, streaming: bool = False) -> None:
     """Raise UsageError where `name` is certainly nothing that read_rows can open; a hub id is not asked for."""
     path = Path(name).expanduser()
+    if streaming and path.is_file() and path.suffix.lower() == ".json":
+        raise UsageError(f"{name}: a .json file is read as a whole, not streamed; write it as .jsonl or .parquet")
     if path.is_file() and path.suffix.lower() not in READERS:
         raise UsageError(f"{name}: unknown kind of file; expected one that ends in {', '.join(READERS)}")
     if not path.exists() and not Path(name.partition("#")[0]).expanduser().exists():
@@ -73,14 +87,15 @@ def _not_empty(name: str, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow
         raise UsageError(f"{name}: it is empty, there is no row in it")
 
 
-def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
+def _read_jsonl(path: Path, first: int) -> Iterator[Row | BadRow]:
     """Lines end at \\n only: U+2028 and its kin are legal inside JSON strings and must not cut a row in two."""
     index = 0
     with path.open("rb") as file:
         for line, content in enumerate(file, start=1):
             content = content.removeprefix(b"\xef\xbb\xbf") if line == 1 else content
             if content.strip(BLANK):
-                yield _parse(content, str(path), line, index)
+                if index >= first:
+                    yield _parse(content, str(path), line, index)
                 index += 1
 
 
@@ -105,47 +120,56 @@ def _row(value: Any, file: str, line: int, index: int) -> Row | BadRow:
 KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
 
 
-def _read_json(path: Path) -> Iterator[Row | BadRow]:
+def _read_json(path: Path, first: int) -> Iterator[Row | BadRow]:
     """A list of objects, or a single one. Files named .json that hold one object a line are read as jsonl."""
     try:
         value = json.loads(path.read_bytes().decode("utf-8-sig"))
     except (RecursionError, ValueError):
-        yield from _read_jsonl(path)
+        yield from _read_jsonl(path, first)
         return
     items = value if isinstance(value, list) else [value]
-    yield from (_row(item, str(path), number + 1, number) for number, item in enumerate(items))
+    yield from (_row(items[number], str(path), number + 1, number) for number in range(first, len(items)))
 
 
-def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
+def _read_parquet(path: Path, first: int) -> Iterator[Row | BadRow]:
     import pyarrow
     import pyarrow.parquet
 
-    index = 0
+    start = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
             for batch in table.iter_batches(batch_size=1024):
-                for fields in batch.to_pylist():
+                skipped = min(max(first - start, 0), batch.num_rows)
+                for index, fields in enumerate(batch.slice(skipped).to_pylist(), start + skipped):
                     yield Row(fields, str(path), index + 1, index)
-                    index += 1
+                start += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
         raise UsageError(f"{path}: not a readable parquet file: {first_line(error)[:200]}") from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
+READERS: dict[str, Callable[[Path, int], Iterator[Row | BadRow]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".parquet": _read_parquet,
 }
 
 
-def _read_dataset(name: str) -> Iterator[Row | BadRow]:
+def _read_dataset(name: str, first: int, streaming: bool) -> Iterator[Row | BadRow]:
+    data = _open_dataset(name, streaming)
+    if first:
+        at_end = hasattr(data, "__len__") and first >= len(data)  # a data set skips to each of its rows, no further
+        data = [] if at_end else data.skip(first)
+    for index, fields in enumerate(data, first):
+        yield Row(fields, name, index + 1, index)
+
+
+def _open_dataset(name: str, streaming: bool) -> Any:
     base, _, split = name.partition("#")
     folder = Path(base).expanduser()
     if folder.is_file():
         raise UsageError(f"{name}: a file has no splits; leave out #{split}")
-    data = _load_folder(folder) if folder.is_dir() else _load_hub(base)
-    for index, fields in enumerate(_choose_split(data, base, split)):
-        yield Row(fields, name, index + 1, index)
+    data = _load_folder(folder) if folder.is_dir() else _load_hub(base, streaming)
+    return _choose_split(data, base, split)
 
 
 def _load_folder(folder: Path) -> Any:
@@ -162,12 +186,12 @@ def _check_hub_id(name: str) -> None:
         raise UsageError(f"{name}: no such file or folder")
 
 
-def _load_hub(name: str) -> Any:
+def _load_hub(name: str, streaming: bool) -> Any:
     _check_hub_id(name)
     import datasets
 
     try:
-        return datasets.load_dataset(name)
+        return datasets.load_dataset(name, streaming=streaming)
     except Exception as error:  # offline, missing, gated: told in the library's words
         reason = first_line(error)[:200]
         raise UsageError(f"{name}: no such file or folder, nor a data set that the hub gives: {reason}") from error

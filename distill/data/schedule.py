@@ -1,6 +1,7 @@
 """Which example is seen when: a pure function of sizes and seed. Knows nothing of tokens, tensors or trainers."""
 
 import bisect
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ class Schedule:
     Packs are made once; each epoch shuffles them anew and the epochs flow on into one another, so every micro-batch
     has `batch_size` packs and every window `accumulate` micro-batches; only the last window of a run that is bounded
     by epochs may be short. An epoch sees every example exactly once.
+
+    Where `share` of the rows come from elsewhere, each micro-batch leaves room for them; over time the share is exact
+    whatever the batch size is, and the order of the packs stays as it is.
     """
 
     lengths: Sequence[int]
@@ -32,6 +36,8 @@ class Schedule:
     """Number of windows; exclusive with max_epochs."""
     max_epochs: int | None = None
     packing: bool = True
+    share: float = 0.0
+    """In [0, 1)."""
     _orders: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -40,31 +46,56 @@ class Schedule:
             return pack(self.lengths, self.max_length)
         return [[index] for index in range(len(self.lengths))]
 
-    @property
-    def window_size(self) -> int:
-        """Packs of a full window."""
-        return self.batch_size * self.accumulate
+    @cached_property
+    def padding_share(self) -> float:
+        """Share of the places of the first epoch's micro-batches that hold no token: their rows are of one width."""
+        order = self._order(0)
+        widths = [sum(self.lengths[i] for i in self.packs[p]) for p in order]
+        rows = [widths[start : start + self.batch_size] for start in range(0, len(widths), self.batch_size)]
+        return 1 - sum(widths) / sum(max(batch) * len(batch) for batch in rows)
 
     @property
     def num_windows(self) -> int:
-        if self.max_steps is not None:
-            return self.max_steps
-        return -(-self._num_packs_of_run // self.window_size)
+        return -(-self._num_batches // self.accumulate)
 
-    @property
-    def _num_packs_of_run(self) -> int:
+    @cached_property
+    def _num_batches(self) -> int:
+        """Micro-batches of the whole run; the last one of a run that is bounded by epochs has its last pack."""
         if self.max_steps is not None:
-            return self.max_steps * self.window_size
-        return (self.max_epochs or 0) * len(self.packs)
+            return self.max_steps * self.accumulate
+        wanted = (self.max_epochs or 0) * len(self.packs)
+        return bisect.bisect_left(range(int(wanted / (1 - self.share)) + 2), wanted, key=self._num_places)
+
+    def _num_places(self, num_batches: int) -> int:
+        """Packs in the first `num_batches` micro-batches of a run without end."""
+        return num_batches * self.batch_size - self._num_extra(num_batches)
+
+    def _num_extra(self, num_batches: int) -> int:
+        return math.floor(num_batches * self.batch_size * self.share)
+
+    def num_batches(self, start: int, stop: int) -> int:
+        """Micro-batches of the windows from `start` up to `stop`."""
+        return min(stop * self.accumulate, self._num_batches) - start * self.accumulate
+
+    def num_extra(self, number: int, micro_batch: int) -> int:
+        """Rows of a micro-batch of window `number` that are left free for what comes from elsewhere."""
+        batch = number * self.accumulate + micro_batch
+        return self._num_extra(batch + 1) - self._num_extra(batch)
 
     def window(self, number: int) -> Window:
         """The micro-batches of optimiser step `number`, from 0. Raises IndexError beyond the run's end."""
         if not 0 <= number < self.num_windows:
             raise IndexError(f"window {number} of a run of {self.num_windows}")
-        start = number * self.window_size
-        stop = min(start + self.window_size, self._num_packs_of_run)
-        packs = [self._pack_at(place) for place in range(start, stop)]
-        return split_up(packs, self.batch_size)
+        stop = min((number + 1) * self.accumulate, self._num_batches)
+        return [self._batch(batch) for batch in range(number * self.accumulate, stop)]
+
+    def _batch(self, number: int) -> MicroBatch:
+        return [self._pack_at(p) for p in range(self._place(number), self._place(number + 1))]
+
+    def _place(self, num_batches: int) -> int:
+        """Packs seen in the first `num_batches` micro-batches of this run."""
+        places = self._num_places(num_batches)
+        return places if self.max_epochs is None else min(places, self.max_epochs * len(self.packs))
 
     def _pack_at(self, place: int) -> Pack:
         epoch, offset = divmod(place, len(self.packs))
@@ -80,9 +111,14 @@ class Schedule:
             self._orders[epoch] = order
         return self._orders[epoch]
 
+    @property
+    def num_epochs(self) -> float:
+        """How often a run sees each example."""
+        return self._place(self._num_batches) / len(self.packs)
+
     def num_tokens(self, num_windows: int) -> int:
         """Tokens seen in the first `num_windows` windows, padding apart."""
-        places = min(num_windows * self.window_size, self._num_packs_of_run)
+        places = self._place(min(num_windows * self.accumulate, self._num_batches))
         epochs, rest = divmod(places, len(self.packs))
         partial = [self.packs[index] for index in self._order(epochs)[:rest]]
         return epochs * sum(self.lengths) + sum(self.lengths[index] for members in partial for index in members)

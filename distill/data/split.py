@@ -7,7 +7,9 @@ from typing import Any
 
 from decode.errors import UsageError
 from distill.config import DataConfig
-from distill.data.examples import DataReport, Example, load_examples
+from distill.data.examples import Example, ExampleMaker, count, load_examples
+from distill.data.report import DataReport
+from distill.data.stream import Place, Stream
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,18 @@ class Data:
     report: DataReport
     validation_report: DataReport | None
     """None where the validation examples were held out of the training rows."""
+    stream: Stream | None = None
+    """Where the training rows come from when they are streamed; `train` is empty then, `report` of the first buffer."""
 
 
-def load_data(config: DataConfig, tokenizer: Any, vocab_size: int) -> Data:
-    """Read both sides. A training row whose prompt is a validation row's too is dropped and counted.
+def load_data(config: DataConfig, tokenizer: Any, vocab_size: int, seed: int = 0) -> Data:
+    """Read both sides; of a stream, whose order depends on `seed`, the beginning.
 
-    Raises UsageError for what `load_examples` refuses, and where nothing is left on one side.
+    A training row whose prompt is a validation row's too is dropped and counted. Raises UsageError for what
+    `load_examples` refuses, and where nothing is left on one side.
     """
+    if config.streaming:
+        return _load_streamed(config, tokenizer, vocab_size, seed)
     examples, report = load_examples(config.train, tokenizer, config.max_length, config.on_bad_row, vocab_size)
     if not config.validation:
         return Data(*split_examples(examples, config.validation_fraction), report, None)
@@ -37,8 +44,39 @@ def load_data(config: DataConfig, tokenizer: Any, vocab_size: int) -> Data:
         raise UsageError("data.validation: its prompts are those of every training row; expected other rows")
     if len(train) < len(examples):
         report.dropped["the prompt is among the validation rows"] += len(examples) - len(train)
-        report.count(train)
+        count(report, train)
     return Data(train, held_out, report, held_out_report)
+
+
+def _load_streamed(config: DataConfig, tokenizer: Any, vocab_size: int, seed: int) -> Data:
+    """Open a stream, and read its first buffer and the validation rows.
+
+    Where no validation rows are given, a row is held out by the hash of its prompt wherever it stands in the stream;
+    those of the first buffer are kept and validated on. Raises UsageError where there is none.
+    """
+    maker = ExampleMaker(tokenizer, config.max_length, config.on_bad_row, vocab_size)
+    held_out: list[Example] = []
+    held_out_report = None
+    if config.validation:
+        held_out, held_out_report = load_examples(
+            config.validation, tokenizer, config.max_length, config.on_bad_row, vocab_size
+        )
+    places = {_place(example) for example in held_out}
+
+    def is_held_out(example: Example) -> bool:
+        place = _place(example)
+        return place in places if places else place < config.validation_fraction
+
+    stream, report = Stream(config, maker, seed, is_held_out), DataReport()
+    buffer = stream.read(Place(), report)
+    count(report, buffer.examples)
+    validation = held_out or buffer.held_out
+    if not validation:
+        raise UsageError(
+            f"data.validation_fraction: {config.validation_fraction} holds out none of the first "
+            f"{report.num_rows} rows; raise it or data.shuffle_buffer, or give data.validation"
+        )
+    return Data([], validation, report, held_out_report, stream)
 
 
 def split_examples(examples: Sequence[Example], fraction: float) -> tuple[list[Example], list[Example]]:

@@ -1,10 +1,9 @@
 """Reads what fit wrote: a checkpoint as a draft, the checkpoints of a run, the best of them."""
 
 import json
-import math
 import re
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,18 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from decode.config import ModelConfig
+from decode.config import DTypeName, ModelConfig
 from decode.errors import DraftsmithError, UsageError, first_line
 from decode.models import LoadedModel, choose_device, load_model, load_tokenizer, narrow_head, some_of
 from decode.vocabulary import check_pair
+from distill.config import LoraConfig
+from distill.drafts.adapters import add_adapters, is_adapter, load_adapters, merge_adapters
+from distill.drafts.checkpoint import read_checkpoint
+from distill.weights import weights_sha256
 
 WRAPPERS = ("student.model.", "module.", "_orig_mod.")  # the module's attributes, DDP, torch.compile
 BEST_FILE = "best.json"
 STEP_NAME = re.compile(r"step-(\d+)\.ckpt")
-
-CONTENT: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "state_dict": (
-        lambda v: isinstance(v, Mapping) and bool(v) and all(isinstance(t, Tensor) for t in v.values()),
-        "tensors by name",
-    ),
-    "draft_config": (lambda v: isinstance(v, Mapping) and isinstance(v.get("model_type"), str), "a model's settings"),
-    "config": (lambda v: v is None or isinstance(v, Mapping), "the run's settings"),
-    "metrics": (lambda v: v is None or isinstance(v, Mapping), "figures by name"),
-    "draft_vocab_ids": (
-        lambda v: v is None or (isinstance(v, Tensor) and v.ndim == 1 and v.dtype == torch.int64),
-        "a row of ids",
-    ),
-}
-"""What a draft is made from: a test for each part, and what it should be."""
 
 
 def load_draft(path: str | Path, target: LoadedModel, config: ModelConfig) -> LoadedModel:
@@ -53,65 +41,14 @@ def load_draft(path: str | Path, target: LoadedModel, config: ModelConfig) -> Lo
     return draft
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint of fit, weights mapped from the file. Nothing in it is ever executed.
-
-    Raises UsageError when it is missing, damaged or of another kind.
-    """
-    if not path.is_file():
-        raise UsageError(f"draft: there is no checkpoint {path}")
-    try:
-        damaged = _damaged_part(path)
-        content: Any = None if damaged else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # zip, pickle and file errors of many kinds
-        raise UsageError(f"draft: checkpoint {path} cannot be read: {first_line(error)}") from error
-    if damaged:
-        raise UsageError(f"draft: checkpoint {path} is damaged: the checksum of its {damaged} is wrong")
-    missing = [key for key in ("state_dict", "draft_config") if not isinstance(content, Mapping) or key not in content]
-    if missing:
-        raise UsageError(
-            f"draft: {path} has no {' and no '.join(missing)}; expected a checkpoint written by draftsmith fit"
-        )
-    check_parts(content, CONTENT, path)
-    return dict(content)
-
-
-def check_parts(content: Mapping[str, Any], parts: Mapping[str, tuple[Callable[[Any], bool], str]], path: Path) -> None:
-    """Raise UsageError naming the first of `parts` that is not what it should be."""
-    for name, (is_right, expected) in parts.items():
-        if not is_right(content.get(name)):
-            raise UsageError(
-                f"draft: {path}: its {name} is not {expected}; expected a checkpoint written by draftsmith fit"
-            )
-
-
-def _damaged_part(path: Path) -> str | None:
-    """The first part of a checkpoint whose bytes are not those that were written; torch itself compares none."""
-    with zipfile.ZipFile(path) as archive:
-        return archive.testzip()
-
-
-def loss_temperature(content: Mapping[str, Any]) -> float | None:
-    """What both sides' logits were divided by where acceptance was recorded; None where that is not told."""
-    if "loss_temperature" in content:  # a folder's record
-        return content["loss_temperature"]
-    settings: Any = content.get("config")
-    for key in ("loss", "temperature"):
-        settings = settings.get(key) if isinstance(settings, Mapping) else None
-    return settings
-
-
-def recorded_metrics(content: Mapping[str, Any]) -> dict[str, float]:
-    """The finite figures under "metrics" of a checkpoint or of a folder's record, by name."""
-    figures = content.get("metrics") or {}
-    return {name: value for name, value in figures.items() if isinstance(value, int | float) and math.isfinite(value)}
-
-
 def _load_checkpoint(path: Path, target: LoadedModel, config: ModelConfig) -> LoadedModel:
     content = read_checkpoint(path)
     vocab_ids = content.get("draft_vocab_ids")
-    model = _empty_draft(content, path, config)
-    _load_strictly(model, content["state_dict"], path)
+    if is_adapter(content["state_dict"]):
+        model = _merged(content, path, config)
+    else:
+        model = _empty_draft(content, path, config)
+        _load_strictly(model, content["state_dict"], path)
     dtype = target.model.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     device = choose_device(config, "draft")
     model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
@@ -131,6 +68,32 @@ def _empty_draft(content: Mapping[str, Any], path: Path, config: ModelConfig) ->
     except Exception as error:  # each model class checks its settings in its own way
         raise UsageError(f"draft: checkpoint {path}: its draft_config makes no model: {first_line(error)}") from error
     return model
+
+
+def _merged(content: Mapping[str, Any], path: Path, config: ModelConfig) -> Any:
+    """The draft that a run began with, and its checkpoint's adapter merged into it, in fp32 or wider.
+
+    Raises UsageError where that draft is not where the run's settings say, or is no longer what it was.
+    """
+    origin = _origin(content.get("config"), path.parent.parent)
+    settings = _lora_of(content, path)
+    if origin is None:
+        raise UsageError(f"draft: checkpoint {path} is an adapter, and the draft that its run began with is not there")
+    wide: DTypeName = "float64" if config.dtype == "float64" else "float32"
+    model = load_model(str(origin), replace(config, dtype=wide, device="cpu"), role="draft").model
+    if weights_sha256(model) != content.get("draft_sha256"):
+        raise UsageError(f"draft: {origin} is not the draft that the adapter of {path} belongs to; its weights differ")
+    add_adapters(model, settings)
+    load_adapters(model, {_bare(name): value for name, value in content["state_dict"].items()})
+    merge_adapters(model)
+    return model
+
+
+def _lora_of(content: Mapping[str, Any], path: Path) -> LoraConfig:
+    try:
+        return LoraConfig(**content["config"]["lora"])
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"draft: checkpoint {path} is an adapter without its settings") from error
 
 
 def _load_strictly(model: Any, state: Mapping[str, Tensor], path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from decode.errors import UsageError, require
@@ -94,7 +95,15 @@ def pin_guard_channel(model: PreTrainedModel) -> None:
 
 def guarded_slices(model: PreTrainedModel) -> list[tuple[Tensor, float]]:
     """Views of the parameters that make channel 0 constant, each with the value it must hold."""
-    return [(parameter.detach()[index], value) for parameter, index, value in _guarded(model)]
+    return [(_held_here(parameter.detach(), index), value) for parameter, index, value in _guarded(model)]
+
+
+def _held_here(tensor: Tensor, index: Any) -> Tensor:
+    """The view of `tensor` at `index`; of one whose rows are spread over processes, what of it this process holds."""
+    if not isinstance(tensor, DTensor):
+        return tensor[index]
+    is_elsewhere = index == GUARD_CHANNEL and tensor.device_mesh.get_local_rank() > 0  # the first process has row 0
+    return tensor.to_local()[:0] if is_elsewhere else tensor.to_local()[index]
 
 
 @torch.no_grad()
@@ -102,7 +111,7 @@ def drop_guard_gradients(model: PreTrainedModel) -> None:
     """Zero the gradients of what pin_guard_channel holds: they move nothing, and count in no norm that clips others."""
     for parameter, index, _ in _guarded(model):
         if parameter.grad is not None:
-            parameter.grad[index] = 0.0
+            _held_here(parameter.grad, index).zero_()
 
 
 def _guarded(model: PreTrainedModel) -> list[tuple[nn.Parameter, Any, float]]:

@@ -16,15 +16,8 @@ from decode.health import check_healthy
 from decode.hub import hub_is_reachable
 from decode.models import LoadedModel, load_config, load_tokenizer, resolve_model_path
 from decode.sampling import is_healthy
-from distill.drafts.load import (
-    best_checkpoint,
-    is_run_folder,
-    load_draft,
-    loss_temperature,
-    read_checkpoint,
-    recorded_metrics,
-    step_of,
-)
+from distill.drafts.checkpoint import loss_temperature, read_checkpoint, recorded_metrics
+from distill.drafts.load import best_checkpoint, is_run_folder, load_draft, step_of
 from distill.drafts.make import save_draft
 from distill.drafts.vocab import widen_head
 from distill.export.clean_reload import Expected, check_excluded, check_reload, expect

@@ -9,10 +9,10 @@ from typing import Any
 from decode.backends import with_backend
 from decode.benchmark import Method, decoder_method, transformers_method
 from decode.config import DecodeConfig, ModelConfig
-from decode.costs import measure_costs
 from decode.decoder import SpeculativeDecoder
 from decode.models import LoadedModel, resolve_model_path
 from decode.peers import flashspec_method
+from decode.round_times import measure_costs
 from decode.theory import Costs
 from distill.results.bench_names import ASSISTED, FLASHSPEC, LOOKUP, TRANSFORMERS, MethodName
 
@@ -71,7 +71,7 @@ class Entry:
 def build_entries(names: Sequence[MethodName], pair: Pair, config: DecodeConfig) -> list[Entry]:
     """A method for each name. `config` states the sampling. Raises UsageError for what cannot run here."""
     entries = [_ours(name, pair, config) if name.is_ours else _theirs(name, pair, config) for name in names]
-    return _with_costs(entries, pair)
+    return _with_costs(entries, pair, config)
 
 
 def _ours(name: MethodName, pair: Pair, config: DecodeConfig) -> Entry:
@@ -102,16 +102,16 @@ def _theirs(name: MethodName, pair: Pair, config: DecodeConfig) -> Entry:
     return Entry(name, method)
 
 
-def _with_costs(entries: list[Entry], pair: Pair) -> list[Entry]:
+def _with_costs(entries: list[Entry], pair: Pair, config: DecodeConfig) -> list[Entry]:
     """Measure each backend's costs now, in the same minutes as the methods: kept ones may be of another day."""
     most = max((_most(entry.name) for entry in entries), default=0)
-    found: dict[str, tuple[Costs, bool]] = {}
+    found: dict[str, tuple[Costs | None, bool]] = {}
     measured = []
     for entry in entries:
         if entry.name.is_ours and most:
             backend = entry.name.backend or pair.model.backend
             if backend not in found:
-                found[backend] = measure_costs(*pair.ready(backend), most)
+                found[backend] = measure_costs(*pair.ready(backend), replace(config, batch_size=1), most)
             entry = replace(entry, costs=found[backend][0], costs_agree=found[backend][1])
         measured.append(entry)
     return measured

@@ -40,13 +40,14 @@ def _source(measured: Measured) -> Entry | None:
 
 def _domain(measured: Measured, source: Entry, domain: str, prompts: Sequence[int]) -> Row | None:
     costs = source.costs
-    assert costs is not None
+    if costs is None:  # no round could be timed
+        return None
     reached, kept = acceptance_counts(all_rounds(measured.result_of(source.name.text).only(prompts)))
     if not reached:
         return None
     rates, acceptance = [k / r for k, r in zip(kept, reached, strict=True)], sum(kept) / sum(reached)
     step = costs.ms(0)  # of plain decoding; the unit of all ratios
-    ratio, host = costs.draft_ms / step, costs.round_ms / step
+    ratio, host = costs.draft_ms / step, (costs.round_ms + costs.start_ms) / step
     verify = [ms / step for ms in costs.verify_ms]
     return {
         "domain": domain,

@@ -7,14 +7,8 @@ from typing import Any
 
 from decode.errors import UsageError
 from decode.models import resolve_model_path
-from distill.drafts.load import (
-    checkpoints_of,
-    is_run_folder,
-    loss_temperature,
-    read_checkpoint,
-    recorded_metrics,
-    step_of,
-)
+from distill.drafts.checkpoint import loss_temperature, read_checkpoint, recorded_metrics
+from distill.drafts.load import checkpoints_of, is_run_folder, step_of
 from distill.folders import read_record
 from distill.training.history import metrics_table
 

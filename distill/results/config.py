@@ -27,6 +27,9 @@ class EvalConfig:
     num_prompts: int = 8
     skip_prompts: int = 0
     """Leave out the first prompts of the file, the judge's say."""
+    held_out: str | None = None
+    """Rows with answers, on which every draft's acceptance is measured against the target's whole law; null: what each
+    draft's own run recorded is shown."""
     repeats: int = 1
     """Timed passes over the prompts; each method's time for a prompt is the least of them."""
     decode: DecodeConfig = field(default_factory=lambda: DecodeConfig(draft_length="fixed"))

@@ -21,6 +21,7 @@ from distill.drafts.load import load_draft
 from distill.folders import run_folder
 from distill.results.candidates import Candidate, check_apart, find_candidates, left_out
 from distill.results.config import EvalConfig
+from distill.results.held_out import acceptance_on
 from distill.results.report import EvalReport, print_report, report_of, write_report
 from distill.runs import record_run
 
@@ -33,7 +34,8 @@ def evaluate(config: EvalConfig) -> EvalReport:
     Raises UsageError for drafts, prompts or models that cannot be used, before anything is decoded.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    check_source(config.prompts)
+    for source in filter(None, (config.prompts, config.held_out)):
+        check_source(source)
     candidates = find_candidates(config.drafts)
     for role, model in [("target", config.target), *(("draft", draft) for draft in config.drafts)]:
         check_apart(Path(config.output), role, model)
@@ -43,12 +45,26 @@ def evaluate(config: EvalConfig) -> EvalReport:
         prompts = prompts_of(config.prompts, config.skip_prompts, config.num_prompts, target)
         config = replace(config, decode=seeded(SpeculativeDecoder(target).settings(config.decode), console))
         record_run(output, config)
-        results = measure(config, target, candidates, prompts, console)
+        drafts = [load_draft(c.path, target, config.model) for c in candidates]
+        if config.held_out is not None:
+            candidates = with_measured(config.held_out, target, candidates, drafts)
+        results = measure(config, target, candidates, drafts, prompts, console)
         report = report_of(config, candidates, results, [len(ids) for ids in prompts], busy)
         report.warnings.extend(left_out(config.drafts))
         write_report(report, output)
     print_report(report)
     return report
+
+
+def with_measured(
+    file: str, target: LoadedModel, candidates: Sequence[Candidate], drafts: Sequence[LoadedModel]
+) -> list[Candidate]:
+    """The candidates with acceptance as it is on the answers of `file`, in place of what their runs recorded."""
+    measured = acceptance_on(file, target, drafts)
+    return [
+        replace(candidate, recorded={**candidate.recorded, **figures}, temperature=1.0)
+        for candidate, figures in zip(candidates, measured, strict=True)
+    ]
 
 
 def seeded(decode: DecodeConfig, console: Console) -> DecodeConfig:
@@ -88,11 +104,11 @@ def measure(
     config: EvalConfig,
     target: LoadedModel,
     candidates: Sequence[Candidate],
+    drafts: Sequence[LoadedModel],
     prompts: list[list[int]],
     console: Console,
 ) -> list[MethodResult]:
     """Timings of plain decoding, transformers' generate, then each candidate."""
-    drafts = [load_draft(c.path, target, config.model) for c in candidates]
     ready = with_backend(target, config.model.backend)
     methods: list[Method] = [
         decoder_method(PLAIN, SpeculativeDecoder(ready), config.decode),

@@ -1,4 +1,4 @@
-"""Fingerprints of what a run and a cached teacher rest on: weights, examples, ids; and the key of a cache."""
+"""Fingerprints of what a run and a cached teacher rest on: weights, tokenizer, examples, ids."""
 
 import hashlib
 import json
@@ -6,41 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from distill.data.examples import Example
-from distill.laws import upcast
-
-# Raised whenever the meaning of a stored value changes.
-FORMAT = 2
-
-
-# What a configuration tells of how and from where a model was loaded, not of what it computes.
-LOADING = frozenset({"dtype", "torch_dtype", "_name_or_path", "transformers_version"})
-
-
-def weights_sha256(model: Any) -> str:
-    """sha256 over every tensor's name, shape and values, and the config; half a second for half a gigabyte.
-
-    16-bit weights count as fp32, which holds them exactly: a model that a CPU loads in fp32 and a GPU in the files'
-    own type is one model.
-    """
-    digest = hashlib.sha256(json.dumps(_settings(model.config.to_dict()), sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        if type(tensor) is not Tensor and hasattr(type(tensor), "dequantize"):  # of torchao: what it stands for counts
-            tensor = tensor.dequantize()
-        values: Tensor = (upcast(tensor) if tensor.is_floating_point() else tensor).detach().cpu()
-        digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _settings(value: Any) -> Any:
-    """A configuration, of whatever depth, without LOADING."""
-    if not isinstance(value, dict):
-        return value
-    return {key: _settings(inner) for key, inner in value.items() if key not in LOADING}
 
 
 def ids_sha256(rows: Iterable[Iterable[int]]) -> str:
@@ -52,6 +18,38 @@ def ids_sha256(rows: Iterable[Iterable[int]]) -> str:
     return digest.hexdigest()
 
 
+def tokenizer_sha256(tokenizer: Any) -> str:
+    """sha256 of how text becomes ids: pieces, merges, normaliser, special tokens; the chat template is not in it.
+
+    What a call may leave behind in a tokenizer, padding and truncation, is left out.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python: its pieces and its settings
+        found: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "class": type(tokenizer).__name__}
+    else:
+        found = json.loads(backend.to_str())
+        found = {name: value for name, value in found.items() if name not in ("padding", "truncation")}
+    found["special"] = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return _json_sha256(found)
+
+
+def chat_template_sha256(tokenizer: Any) -> str | None:
+    """sha256 of the chat template, or of all where there are several; None where there is none."""
+    template = getattr(tokenizer, "chat_template", None)
+    return _json_sha256(template) if template else None
+
+
+def _json_sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def content_of(input_ids: Iterable[int], mask: Iterable[bool]) -> bytes:
+    """16 bytes that tell one example's ids and mask from all others'."""
+    digest = hashlib.sha256(array("q", input_ids))
+    digest.update(bytes(mask))
+    return digest.digest()[:16]
+
+
 def examples_sha256(examples: Sequence[Example]) -> str:
     """sha256 over the ids and masks of all examples, in order."""
     digest = hashlib.sha256()
@@ -60,31 +58,3 @@ def examples_sha256(examples: Sequence[Example]) -> str:
         digest.update(bytes(example.mask))
         digest.update(b"end")
     return digest.hexdigest()
-
-
-def cache_key(
-    target_sha256: str,
-    dtype: torch.dtype,
-    examples: Sequence[Example],
-    top_k: int,
-    temperature: float,
-    vocab_ids: Tensor | None = None,
-) -> dict[str, Any]:
-    """The parts of a cache's key. The tokenizer is not among them: exact ids are, and nothing else of it has a say.
-
-    The tail is of the draft's ids, so a reduced vocabulary has its own cache; drafts with all ids share one.
-    """
-    key = {
-        "format": FORMAT,
-        "target_sha256": target_sha256,
-        "dtype": str(dtype),
-        "examples_sha256": examples_sha256(examples),
-        "top_k": top_k,
-        "temperature": temperature,
-    }
-    return key if vocab_ids is None else {**key, "vocab_ids_sha256": ids_sha256([vocab_ids.tolist()])}
-
-
-def short_name(key: dict[str, Any]) -> str:
-    """The folder of a cache: 16 hex digits of its key."""
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

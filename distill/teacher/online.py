@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from distill.data.batches import Batch
-from distill.heads import head_stands_apart, supervised_logits
-from distill.laws import FullLaw, tempered
+from distill.heads import head_stands_apart, supervised_hidden, supervised_logits
+from distill.laws import FullLaw, HeadLaw, tempered
 
 
 class OnlineTeacher:
@@ -25,12 +25,15 @@ class OnlineTeacher:
         self.model.to(device)
 
     @torch.no_grad()
-    def law(self, batch: Batch) -> FullLaw:
-        """The law at `batch.supervised`, [N, V], fp32 or wider.
+    def law(self, batch: Batch) -> FullLaw | HeadLaw:
+        """The law at `batch.supervised`, of N positions, fp32 or wider; of hidden states where the head stands apart.
 
         Without gradients rather than in inference mode: a loss may save the law for its backward, which inference
-        tensors allow only after a copy, and [N, V] is the largest tensor of a step.
+        tensors allow only after a copy.
         """
         with torch.autocast(batch.input_ids.device.type, enabled=False):  # the target keeps its own precision
-            logits = supervised_logits(self.model, batch, self._apart)
+            if self._apart:
+                hidden = supervised_hidden(self.model, batch)
+                return HeadLaw(hidden, self.model.get_output_embeddings(), self.temperature)
+            logits = supervised_logits(self.model, batch, apart=False)
         return FullLaw(tempered(logits, self.temperature).log_softmax(-1))

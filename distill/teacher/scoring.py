@@ -1,92 +1,78 @@
 """Scores examples with the target, each once, into a store; what a killed process had finished is kept."""
 
-import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from distill.data.batches import collate
 from distill.data.examples import Example
 from distill.heads import head_stands_apart, supervised_logits
 from distill.laws import upcast
-from distill.teacher.store import Store
+from distill.teacher.contents import Contents, contents_of_all, find_contents
+from distill.teacher.draws import draw_columns, uniforms_of
+from distill.teacher.store import Store, Table
+from distill.teacher.tally import Tally
 
-# Supervised positions per shard: what a kill costs at most; grows so that no cache has more than MAX_SHARDS.
+# Supervised positions per shard: what a kill costs at most; grows so that no cache has many more than MAX_SHARDS.
 SHARD_POSITIONS = 8192
 MAX_SHARDS = 1000
-# Seconds between progress lines where there is no terminal to draw a bar on.
-TELL_EVERY = 30.0
+
+LAWS = ("ids", "log_probs", "log_tail", "log_mass")
+"""What a table holds of each position."""
 
 
-def plan_shards(examples: Sequence[Example]) -> dict[str, list[int]]:
-    """Shard name -> its examples, longest first, so that the rows of a batch have like lengths and memory peaks early.
+class Scorer(Protocol):
+    """Gives the target's law at the supervised positions of some examples."""
 
-    The plan depends on the examples alone: another batch size continues a cache that was begun.
-    """
-    size = max(SHARD_POSITIONS, sum(e.num_supervised for e in examples) // MAX_SHARDS)
-    shards: list[list[int]] = []
-    filled = size
-    for index in sorted(range(len(examples)), key=lambda i: (-len(examples[i].input_ids), i)):
-        if filled >= size:
-            shards.append([])
-            filled = 0
-        shards[-1].append(index)
-        filled += examples[index].num_supervised
-    return {f"shard-{number:05d}": members for number, members in enumerate(shards)}
+    def score_batch(self, members: Sequence[int], examples: Sequence[Example]) -> Table:
+        """Of examples[m] for m in `members`, in this order, and of each one's supervised positions in theirs:
+
+        ids [N, K] integers, log_probs [N, K], log_tail [N] (or log_mass [N], of ids that were drawn). Whatever else
+        the table holds is left out of a cache.
+        """
+        ...
 
 
-class Scorer:
-    """Runs the target over whole examples, unpacked, and keeps the likeliest ids of each supervised position."""
+class TargetScorer:
+    """Runs the target over whole examples, unpacked, and keeps the likeliest ids of each position, or drawn ones."""
 
     def __init__(
-        self, model: Any, top_k: int, temperature: float, batch_size: int, vocab_ids: Tensor | None = None
+        self,
+        model: Any,
+        top_k: int,
+        temperature: float = 1.0,
+        vocab_ids: Tensor | None = None,  # [M]: the ids of a draft with a reduced vocabulary
+        sampled: int | None = None,
     ) -> None:
-        self.model, self.top_k, self.temperature, self.batch_size = model.eval(), top_k, temperature, batch_size
+        self.model, self.top_k, self.temperature, self.sampled = model.eval(), top_k, temperature, sampled
         self._apart = head_stands_apart(model)
         self._device = next(model.parameters()).device
         self._vocab_ids = None if vocab_ids is None else vocab_ids.to(self._device)
 
-    def fill(self, store: Store, examples: Sequence[Example], console: Console) -> None:
-        """Make every shard that the store lacks. Damaged shards are named and made again."""
-        plan = plan_shards(examples)
-        damaged, unfinished = store.lacks(plan)
-        for name in damaged:
-            console.print(f"teacher cache: {store.path(name)} is damaged and is made again")
-        missing = sorted(damaged + unfinished)
-        total = sum(examples[i].num_supervised for name in missing for i in plan[name])
-        with _Tally(total, console) as tally:
-            for name in missing:
-                store.write(name, self._score(plan[name], examples, tally))
-
-    def _score(self, members: list[int], examples: Sequence[Example], tally: "_Tally") -> dict[str, Tensor]:
-        parts = []
-        for start in range(0, len(members), self.batch_size):
-            group = members[start : start + self.batch_size]
-            parts.append(self._score_batch(group, examples))
-            tally.add(len(parts[-1]["tokens"]))
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    @torch.inference_mode()
+    def score_batch(self, members: Sequence[int], examples: Sequence[Example]) -> Table:
+        logits = self.logits(members, examples)
+        if self.sampled is not None:
+            uniforms = torch.cat([uniforms_of(examples[index], self.sampled) for index in members])
+            found = dict(
+                zip(("ids", "log_probs", "log_mass"), drawn_of(logits, uniforms, self._vocab_ids), strict=True)
+            )
+        else:
+            kept = top_k_of_(logits, self.top_k, self._vocab_ids)
+            found = dict(zip(("ids", "log_probs", "log_tail"), kept, strict=True))
+        return {name: (tensor if name == "ids" else tensor.float()).cpu() for name, tensor in found.items()}
 
     @torch.inference_mode()
-    def _score_batch(self, members: list[int], examples: Sequence[Example]) -> dict[str, Tensor]:
-        """Per position: its example, the token that follows it, and the law there; positions of an example in order."""
+    def logits(self, members: Sequence[int], examples: Sequence[Example]) -> Tensor:  # [N, V], fp32 or wider
+        """The target's logits at the supervised positions, divided by the temperature."""
         batch = move_data_to_device(collate([[index] for index in members], examples, normaliser=0), self._device)
         with torch.autocast(self._device.type, enabled=False):  # the target keeps its own precision
             logits = supervised_logits(self.model, batch, self._apart)
-        kept, log_probs, log_tail = top_k_of_(upcast(logits).div_(self.temperature), self.top_k, self._vocab_ids)
-        following = batch.input_ids.roll(-1, dims=1)[batch.supervised]
-        scored = {
-            "example": batch.example_ids[batch.supervised].int(),
-            "tokens": following.int(),
-            "ids": kept.int(),
-            "log_probs": log_probs.float(),
-            "log_tail": log_tail.float(),
-        }
-        return {name: tensor.cpu() for name, tensor in scored.items()}
+        return upcast(logits).div_(self.temperature)
 
 
 def top_k_of_(
@@ -105,29 +91,89 @@ def top_k_of_(
     return ids, values - total, tail - total.squeeze(-1)
 
 
-class _Tally:
-    """A progress bar in tokens, shown while there is something to do; in a log, a line now and then."""
+def drawn_of(
+    logits: Tensor,  # [N, V]
+    uniforms: Tensor,  # [N, S] fp64 in [0, 1)
+    vocab_ids: Tensor | None = None,  # [M]: the ids of a draft with a reduced vocabulary
+) -> tuple[Tensor, Tensor, Tensor]:
+    """S ids [N, S] drawn among the draft's, their log-probs in the whole law [N, S], and the log of the mass of the
+    draft's ids [N]."""
+    log_probs = logits.log_softmax(-1)
+    among = log_probs if vocab_ids is None else log_probs.index_select(-1, vocab_ids)
+    columns = draw_columns(among, uniforms)
+    ids = columns if vocab_ids is None else vocab_ids[columns]
+    log_mass = among.new_zeros(len(among)) if vocab_ids is None else among.logsumexp(-1)
+    return ids, among.gather(-1, columns), log_mass
 
-    def __init__(self, total: int, console: Console) -> None:
-        self.total, self.console = total, console
-        columns = (TextColumn("scoring"), BarColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=console, disable=total == 0)
 
-    def __enter__(self) -> "_Tally":
-        self.start = self.told = time.perf_counter()
-        self.done = 0
-        self.progress.start()
-        self.task: TaskID = self.progress.add_task("scoring", total=self.total, shown="")
-        return self
+class Filled(NamedTuple):
+    """What became of a store."""
 
-    def add(self, count: int) -> None:
-        self.done += count
-        now = time.perf_counter()
-        shown = f"{self.done}/{self.total} tokens, {self.done / max(now - self.start, 1e-9):.0f}/s"
-        self.progress.update(self.task, completed=self.done, shown=shown)
-        if not self.console.is_terminal and now - self.told >= TELL_EVERY:
-            self.console.print(f"scoring: {shown}")
-            self.told = now
+    contents: Contents
+    num_scored: int
+    """Positions that were scored now."""
 
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+
+def fill(scorer: Scorer, store: Store, examples: Sequence[Example], batch_size: int, console: Console) -> Filled:
+    """Score the examples that the store lacks, shard by shard.
+
+    The store has to be held. Damaged shards are named and made again. How examples are put in shards and batches
+    depends on what is missing alone, so a scoring that was interrupted goes on as if it had not been.
+    """
+    for name in store.damaged():
+        console.print(f"teacher cache: {store.path(name)} is damaged and is made again")
+        del store.checksums[name]
+    contents = find_contents(store)
+    wanted = dict(zip(contents_of_all(examples), examples, strict=True))  # each content once
+    missing = [example for content, example in wanted.items() if content not in contents]
+    size = max(SHARD_POSITIONS, sum(e.num_supervised for e in wanted.values()) // MAX_SHARDS)
+    num_missing = sum(e.num_supervised for e in missing)
+    with Tally(num_missing, console) as tally:
+        for members in plan_shards(missing, size):
+            name, table = store.free_name(), score(scorer, members, missing, batch_size, tally)
+            store.write(name, _narrow(table, str(store.key["store"])))
+            contents.add(name, table)
+            tally.wrote(store.path(name).stat().st_size, len(table["ids"]))
+    return Filled(contents, num_missing)
+
+
+def plan_shards(examples: Sequence[Example], size: int) -> list[list[int]]:
+    """Numbers of examples by shard, each with at least `size` positions but the last.
+
+    The longest come first, so that the rows of a batch have like lengths and memory peaks early.
+    """
+    shards: list[list[int]] = []
+    filled = size
+    for index in sorted(range(len(examples)), key=lambda i: (-len(examples[i].input_ids), i)):
+        if filled >= size:
+            shards.append([])
+            filled = 0
+        shards[-1].append(index)
+        filled += examples[index].num_supervised
+    return shards
+
+
+def score(
+    scorer: Scorer, members: Sequence[int], examples: Sequence[Example], batch_size: int, tally: Tally | None = None
+) -> Table:
+    """The table of examples[m] for m in `members`, in this order; laws are scored `batch_size` examples at a time."""
+    parts: list[Table] = []
+    for start in range(0, len(members), batch_size):
+        parts.append(scorer.score_batch(members[start : start + batch_size], examples))
+        if tally is not None:
+            tally.add(len(parts[-1]["ids"]))
+    chosen = [examples[index] for index in members]
+    return {
+        "token_ids": torch.tensor([token for example in chosen for token in example.input_ids]),
+        "mask": torch.tensor([bit for example in chosen for bit in example.mask]),
+        "lengths": torch.tensor([len(example.input_ids) for example in chosen], dtype=torch.int32),
+        **{name: torch.cat([part[name] for part in parts]) for name in LAWS if name in parts[0]},
+    }
+
+
+def _narrow(table: Table, store: str) -> Table:
+    """Ids in as few bytes as hold them all, log-probs as `store` says; the mass of the rest stays fp32."""
+    largest = max(int(table["ids"].max()), int(table["token_ids"].max()))
+    ids = torch.uint16 if largest < 2**16 else torch.int32
+    types = {"token_ids": ids, "ids": ids, "log_probs": getattr(torch, store)}
+    return {name: tensor.to(types.get(name, tensor.dtype)) for name, tensor in table.items()}

@@ -1,10 +1,8 @@
 """What happens around training: the log of steps, the judge of each checkpoint, and the checkpoints themselves."""
 
-import copy
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from decode.errors import DraftsmithError
 from decode.evaluate import judge
 from decode.models import LoadedModel
 from distill.data.module import DraftDataModule
+from distill.drafts.frozen import as_served
 from distill.training.history import Number, Table
 from distill.training.module import Distillation
 from distill.training.resume import Record, checkpoint_name
@@ -84,15 +83,16 @@ class CheckpointJudge(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         assert isinstance(module, Distillation)
-        scores: dict[str, float | None] = self._scores(module) if trainer.is_global_zero else {}
+        draft = module.draft_copy()
+        scores: dict[str, float | None] = self._scores(draft) if trainer.is_global_zero else {}
         scores = trainer.strategy.broadcast(scores)
         module.metrics.update(scores)
         module.log_dict({k: v for k, v in scores.items() if v is not None}, sync_dist=True)
 
-    def _scores(self, module: Distillation) -> dict[str, float | None]:
+    def _scores(self, model: Any) -> dict[str, float | None]:
         if self._ready_target is None:
             self._ready_target = with_backend(self.target, self.backend)
-        draft = with_backend(self._frozen_copy(module), self._draft_backend)
+        draft = with_backend(as_served(self.draft, model, self.target.model), self._draft_backend)
         self._draft_backend = draft.backend
         found = judge(self._ready_target, draft, self.prompts, self.config)
         if found.mismatches:
@@ -104,14 +104,6 @@ class CheckpointJudge(Callback):
             "val/tokens_per_second": found.tokens_per_second,
             "val/plain_tokens_per_second": found.plain_tokens_per_second,
         }
-
-    def _frozen_copy(self, module: Distillation) -> LoadedModel:
-        """The draft as engines would run it: in the target's precision, on its device."""
-        like = self.target.model
-        model = copy.deepcopy(module.draft).eval().requires_grad_(False).to(device=like.device, dtype=like.dtype)
-        vocab_ids = self.draft.vocab_ids
-        vocab_ids = None if vocab_ids is None else vocab_ids.to(like.device)
-        return replace(self.draft, model=model, vocab_ids=vocab_ids)
 
 
 class Checkpoints(Callback):
@@ -200,6 +192,7 @@ def describe(row: dict[str, Number]) -> str:
         "loss": row.get("val/loss"),
         "expected acceptance": row.get("val/expected_acceptance"),
         "greedy acceptance": row.get("val/greedy_acceptance"),
+        "greedy agreement": row.get("val/greedy_agreement"),
         "mean acceptance length": row.get("val/mean_acceptance_length"),
         "speedup": row.get("val/speedup"),
     }

@@ -14,13 +14,21 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from decode.config import DecodeConfig
+from decode.errors import require
+from decode.models import LoadedModel
 from distill.config import FitConfig
+from distill.data.kept import Kept
 from distill.folders import run_folder
+from distill.on_policy.make import with_pool
+from distill.on_policy.pool import Pool
 from distill.runs import is_other_rank, record_run
+from distill.selection import choose_positions
+from distill.student import Student
 from distill.teacher.choose import check_teacher, make_teachers
 from distill.training.callbacks import CheckpointJudge, Checkpoints, Clock, StepLog
 from distill.training.history import Number, metrics_table, steps_table
 from distill.training.module import Distillation
+from distill.training.prepare import compile_layers
 from distill.training.progress import StepProgress
 from distill.training.resume import Standing, find_standing, last_step, refuse_changes, refuse_other_inputs
 from distill.training.run_files import best_row, clear_leftovers, cut_tables, finish_writing
@@ -62,8 +70,9 @@ def fit(config: FitConfig) -> FitReport:
     UsageError for what cannot be used or differs from the run's own settings, and KeyboardInterrupt after Ctrl-C, once
     training has been shut down.
     """
+    require(not config.dry_run, "dry_run", config.dry_run, "false here; distill.training.dry_run makes the estimate")
     check_options(config.trainer)
-    check_teacher(config.teacher)
+    check_teacher(config)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True, quiet=is_other_rank())
     with run_folder(config.output, "draftsmith fit") as folder, _quiet_lightning(), _same_random_state():
         clear_leftovers(folder / "checkpoints")
@@ -89,12 +98,19 @@ def _run(config: FitConfig, folder: Path, standing: Standing | None, console: Co
     for line in report_lines(config, parts, standing):
         console.print(line)
     module = make_module(config, parts, folder, console)
+    if parts.reference is not None:
+        parts.feed.kept = _choose_positions(config, parts, module, parts.reference, folder, console)
+        parts = replace(parts, reference=None)  # it is of no further use
+    if config.compile:
+        compile_layers(parts.draft.model, console.print)
     with _interrupts_reach_the_caller(trainer, folder, console):
         if standing is None:
             trainer.validate(module, datamodule=parts.feed, verbose=False)  # the untrained draft's row
         module.train()
         checkpoint = None if standing is None else standing.path
         trainer.fit(module, datamodule=parts.feed, ckpt_path=checkpoint, weights_only=True)
+    for line in parts.feed.closing_lines():
+        console.print(line)
     if trainer.global_step < parts.feed.num_steps:
         console.print(f"stopped at step {trainer.global_step} by trainer.max_time; the same command continues")
     return _report(folder, trainer.global_step, parts.feed.num_steps, standing)
@@ -105,21 +121,38 @@ def make_module(config: FitConfig, parts: Parts, folder: Path, console: Console)
     teachers = make_teachers(
         config.teacher,
         parts.target.model,
-        config.loss.temperature,
+        parts.key,
         parts.data.train,
         parts.data.validation,
         folder,
         console,
         vocab_ids=parts.draft.vocab_ids,
-        target_sha256=parts.record.target_sha256,
+        given=parts.given,
     )
+    pool = parts.feed.extra
+    if isinstance(pool, Pool):
+        teacher = with_pool(teachers[0], pool, config, parts.target, parts.draft, len(parts.data.train))
+        teachers = teacher, teachers[1]
     return Distillation(
         parts.draft,
         *teachers,
         num_steps=parts.feed.num_steps,
         loss=config.loss,
+        serve=config.serve,
         optimizer=config.optimizer,
         seed=config.seed,
+    )
+
+
+def _choose_positions(
+    config: FitConfig, parts: Parts, module: Distillation, reference: LoadedModel, folder: Path, console: Console
+) -> Kept:
+    """What is trained on; scored with the draft as the run began, which `module` still holds."""
+    module.teacher.to(parts.draft.model.device)
+    key = f"{parts.record.target_sha256} {parts.record.selection_sha256}"
+    students = module.student, Student(reference, config.loss, config.serve)
+    return choose_positions(
+        config, parts.data.train, students, module.teacher, key, parts.feed.num_steps, folder, console
     )
 
 
@@ -134,6 +167,9 @@ def _make_trainer(
         CheckpointJudge(parts.target, parts.draft, parts.prompts, decode, config.model.backend, console.print),
         Checkpoints(folder, metrics_table(folder), feed, parts.record, clock, earlier, console.print),
     ]
+    if isinstance(feed.extra, Pool):
+        feed.extra.say = console.print
+        callbacks.append(feed.extra)  # its texts are kept in checkpoints
     if config.trainer.get("enable_progress_bar", True):
         callbacks.append(StepProgress(feed.num_steps, console))
     return make_trainer(

@@ -22,6 +22,7 @@ METRICS_COLUMNS = (
     "val/expected_acceptance_upper",
     "val/greedy_acceptance",
     "val/greedy_acceptance_upper",
+    "val/greedy_agreement",
     "val/mean_acceptance_length",
     "val/draft_acceptance_rate",
     *TIMED_COLUMNS,

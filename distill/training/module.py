@@ -1,6 +1,8 @@
 """The LightningModule: a batch, the teacher's law, the loss. Knows nothing of files, judges or checkpoints' names."""
 
+import copy
 import hashlib
+import math
 from typing import Any
 
 import torch
@@ -11,11 +13,13 @@ from torch.optim import Optimizer
 from decode.models import LoadedModel
 from distill.config import LossConfig, OptimizerConfig
 from distill.data.batches import Batch
+from distill.drafts.adapters import adapter_state, has_adapters, merge_adapters
 from distill.drafts.vocab import drop_guard_gradients, pin_guard_channel
 from distill.runs import plain
 from distill.student import Student
 from distill.teacher import Teacher
 from distill.training.optimizer import learning_rate, make_optimizer
+from distill.training.sharding import ShardedStrategy, is_sharded, shard, whole_weights
 
 # What a validation sums over positions: the loss, then Acceptance's fields in their order.
 VALIDATION_METRICS = (
@@ -24,6 +28,7 @@ VALIDATION_METRICS = (
     "val/expected_acceptance_upper",
     "val/greedy_acceptance",
     "val/greedy_acceptance_upper",
+    "val/greedy_agreement",
 )
 
 
@@ -41,13 +46,15 @@ class Distillation(LightningModule):
         *,
         num_steps: int,
         loss: LossConfig | None = None,
+        serve: str = "sampled",
         optimizer: OptimizerConfig | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.loss_config, self.optimizer_config = loss or LossConfig(), optimizer or OptimizerConfig()
-        self.student = Student(draft, self.loss_config)
+        self.student = Student(draft, self.loss_config, serve)
         self.has_guard = draft.vocab_ids is not None
+        self.strict_loading = not has_adapters(self.draft)
         self.teacher, self.validation_teacher = teacher, validation_teacher or teacher
         self.num_steps, self.seed = num_steps, seed
         self.metrics: dict[str, float | None] = {}  # of the last validation
@@ -58,6 +65,12 @@ class Distillation(LightningModule):
         self.window_loss: float | None = None
         """Mean over the supervised positions of the last optimiser step, on all ranks."""
 
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ShardedStrategy) and not is_sharded(self.student):
+            self._whole = (copy.deepcopy(self.draft),)  # a tuple: outside the module tree
+            assert self.device_mesh is not None
+            shard(self.student, self.device_mesh["data_parallel"])
+
     def setup(self, stage: str) -> None:
         for teacher in (self.teacher, self.validation_teacher):
             teacher.to(self.device)
@@ -66,6 +79,17 @@ class Distillation(LightningModule):
     def draft(self) -> Any:
         """The model under training."""
         return self.student.model
+
+    def draft_copy(self) -> Any:
+        """A copy of the draft as it stands, its adapter merged. Processes that share its weights ask together."""
+        model = self.draft
+        if is_sharded(self.student):
+            (model,) = self._whole
+            model.load_state_dict(whole_weights(self.draft))
+        copied = copy.deepcopy(model)
+        if has_adapters(copied):
+            merge_adapters(copied)
+        return copied
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         outcome = self.student(batch, self.teacher.law(batch))
@@ -139,6 +163,8 @@ class Distillation(LightningModule):
         """Means over the supervised positions of all batches and ranks, however they were split."""
         *sums, count = self.trainer.strategy.reduce(self._validation_sums, reduce_op="sum").tolist()
         means = {name: total / count for name, total in zip(VALIDATION_METRICS, sums, strict=True)} if count else {}
+        # drawn ids tell nothing of greedy drafts
+        means = {name: mean for name, mean in means.items() if "greedy" not in name or not math.isnan(mean)}
         self.metrics.update(means)
         self.log_dict(means, sync_dist=True)  # equal on all ranks already
 
@@ -149,6 +175,8 @@ class Distillation(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """What a reader needs to build the draft again: primitives and one tensor, so safe loading suffices."""
+        if has_adapters(self.draft):
+            checkpoint["state_dict"] = adapter_state(checkpoint["state_dict"])
         checkpoint["draft_config"] = plain(self.draft.config.to_dict())
         if self.has_guard:
             checkpoint["draft_vocab_ids"] = self.student.columns.ids.cpu()

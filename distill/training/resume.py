@@ -7,7 +7,8 @@ from typing import Any
 
 from decode.errors import UsageError
 from distill.config import FitConfig
-from distill.drafts.load import STEP_NAME, check_parts, read_checkpoint
+from distill.drafts.checkpoint import check_parts, read_checkpoint
+from distill.drafts.load import STEP_NAME
 from distill.runs import plain
 from distill.training.history import Number
 
@@ -17,11 +18,15 @@ from distill.training.history import Number
 FREE_KEYS = frozenset(
     {
         "output",
+        "teacher.cache",
         "teacher.cache_dir",
         "teacher.batch_size",
         "model.device",
         "model.backend",
         "model.trust_remote_code",
+        "gradient_checkpointing",
+        "compile",
+        "dry_run",
         "trainer.devices",
         "trainer.num_nodes",
         "trainer.strategy",
@@ -45,6 +50,10 @@ class Record:
     target_sha256: str | None = None
     draft_vocab_sha256: str | None = None
     judge_prompts_sha256: str | None = None
+    texts_sha256: str | None = None
+    draft_sha256: str | None = None
+    selection_sha256: str | None = None
+    teacher_cache_sha256: str | None = None
 
 
 # Fields of Record that tell inputs which settings only name: the keys at fault, and what has changed.
@@ -53,6 +62,10 @@ INPUTS = {
     "target_sha256": "target: its weights have changed",
     "draft_vocab_sha256": "draft: its draft_vocab.json has changed",
     "judge_prompts_sha256": "judge.prompts: the prompts have changed",
+    "texts_sha256": "on_policy.prompts, replay.prompts, reinforce.prompts, replay.log: what they hold has changed",
+    "draft_sha256": "draft: its weights, which the adapter belongs to, have changed",
+    "selection_sha256": "draft, selection.reference: their weights have changed",
+    "teacher_cache_sha256": "teacher.cache: the laws that it holds have changed",
 }
 
 

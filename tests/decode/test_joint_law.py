@@ -11,13 +11,13 @@ from torch import Tensor
 from decode.config import SamplingConfig
 from decode.draft import Draft, Verdict
 from decode.draft_length import DRAFT_LENGTHS
+from decode.draws import draw_uniform
 from decode.laws import Law
 from decode.loop import decode_rounds
 from decode.processors import Processors
 from decode.proposers import PROPOSERS, Proposer, Setup
 from decode.row import Row
 from decode.sampler import Sampler
-from decode.sampling import draw_uniform
 from decode.stats import Stats
 from decode.verifiers import VERIFIERS, Verifier
 from decode.verifiers.residual import next_token
@@ -149,7 +149,7 @@ def replaced_from_target(draft: Draft, target: Law, generator: torch.Generator) 
     """A wrong rule: the token after a rejection is drawn from p instead of the residual."""
     right = VERIFIERS["token"](draft, target, generator)
     whole = Draft(draft.tokens[:0])
-    kept = right.num_accepted
+    kept = torch.as_tensor(right.num_accepted)
     uniform = draw_uniform(1, generator).squeeze(0)
     return Verdict(kept, next_token(whole, target, kept, torch.ones((), dtype=torch.float64), uniform))
 
@@ -159,14 +159,14 @@ def only_drafted_token_removed(draft: Draft, target: Law, generator: torch.Gener
     right = VERIFIERS["token"](draft, target, generator)
     removed = Draft(draft.tokens)
     uniform = draw_uniform(1, generator).squeeze(0)
-    one = torch.ones((), dtype=torch.float64)
-    return Verdict(right.num_accepted, next_token(removed, target, right.num_accepted, one, uniform))
+    one, kept = torch.ones((), dtype=torch.float64), torch.as_tensor(right.num_accepted)
+    return Verdict(kept, next_token(removed, target, kept, one, uniform))
 
 
 def never_compared(draft: Draft, target: Law, generator: torch.Generator) -> Verdict:
     """A wrong rule: the first drafted token is committed without a trial."""
     right = VERIFIERS["token"](draft, target, generator)
-    kept = right.num_accepted.clamp(min=min(1, draft.width))
+    kept = torch.as_tensor(right.num_accepted).clamp(min=min(1, draft.width))
     uniform = draw_uniform(1, generator).squeeze(0)
     return Verdict(kept, next_token(Draft(draft.tokens[:0]), target, kept, uniform.new_ones(()), uniform))
 
@@ -174,8 +174,8 @@ def never_compared(draft: Draft, target: Law, generator: torch.Generator) -> Ver
 def block_with_the_token_rules_residual(draft: Draft, target: Law, generator: torch.Generator) -> Verdict:
     """A wrong rule: the block rule's coins, then max(p - q, 0) where max(p_i p - q, 0) is due."""
     right = VERIFIERS["block"](draft, target, generator)
-    uniform = draw_uniform(1, generator).squeeze(0)
-    return Verdict(right.num_accepted, next_token(draft, target, right.num_accepted, uniform.new_ones(()), uniform))
+    uniform, kept = draw_uniform(1, generator).squeeze(0), torch.as_tensor(right.num_accepted)
+    return Verdict(kept, next_token(draft, target, kept, uniform.new_ones(()), uniform))
 
 
 WRONG_RULES = [replaced_from_target, only_drafted_token_removed, never_compared, block_with_the_token_rules_residual]

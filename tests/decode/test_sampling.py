@@ -16,8 +16,9 @@ from transformers import (
 )
 
 from decode.config import SamplingConfig
+from decode.draws import draw_from, draw_uniform
 from decode.errors import UsageError
-from decode.sampling import SHORTLIST, draw_from, draw_uniform, is_healthy, law_of
+from decode.sampling import SHORTLIST, is_healthy, law_of
 
 PROBS = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 PLAIN = SamplingConfig(temperature=1.0)

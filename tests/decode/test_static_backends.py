@@ -14,8 +14,9 @@ from decode.backends.eager import TransformersForward
 from decode.backends.lean import LeanForward
 from decode.backends.static import LEAST_LENGTH, SlotPool, StaticSlots
 from decode.config import SamplingConfig
+from decode.draws import draw_from
 from decode.laws import Law
-from decode.sampling import draw_from, law_of
+from decode.sampling import law_of
 from decode.session import DraftingSession, new_session
 from tests.decode.backend_checks import LEAN, Feeder, check_rows, check_text, own_logits
 from tests.fixtures import loaded, random_prompt, tiny_llama, tiny_mistral

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from decode import draws
+from decode.config import SamplingConfig
 from decode.draft import Draft, Verdict
+from decode.draws import draw_from, draw_uniform
 from decode.laws import Law
-from decode.sampling import draw_from, draw_uniform
-from decode.verifiers import VERIFIERS, Verifier, residual
+from decode.sampling import law_of
+from decode.verifiers import VERIFIERS, Verifier
 from decode.verifiers import block as block_rule
 from decode.verifiers import token as token_rule
 from tests.fixtures import P, Q, constant_law
@@ -35,7 +38,12 @@ def listed(row: Tensor, rows: int) -> Law:
     return Law(row.repeat(rows, 1), torch.arange(6))
 
 
-FORMS = {"dense": dense, "sparse": sparse, "listed": listed}
+def apart(row: Tensor, rows: int) -> Law:
+    """The same laws as a host keeps those of a draft, one by one."""
+    return Law.cat([dense(row, 1) for _ in range(rows)], 6)
+
+
+FORMS = {"dense": dense, "sparse": sparse, "listed": listed, "apart": apart}
 
 
 def sampled_draft(law: Law, generator: torch.Generator) -> Draft:
@@ -58,8 +66,8 @@ def verdicts(
 def test_d16_acceptance_and_the_law_of_the_next_token_at_every_depth(form: str) -> None:
     """d19: given a rejection at any depth the next token follows norm(max(p - q, 0)); given none it follows p."""
     done = verdicts(8_000, 3, form=form)
-    accepted = torch.stack([verdict.num_accepted for _, verdict in done])
-    following = torch.stack([verdict.next_token for _, verdict in done])
+    accepted = torch.tensor([verdict.num_accepted for _, verdict in done])
+    following = torch.tensor([verdict.next_token for _, verdict in done])
     assert abs(float((accepted >= 1).double().mean()) - 0.5) < 0.02
     for depth in range(4):
         counts = torch.bincount(following[accepted == depth], minlength=6)
@@ -69,7 +77,11 @@ def test_d16_acceptance_and_the_law_of_the_next_token_at_every_depth(form: str) 
 @every_rule
 @pytest.mark.parametrize("target_form", FORMS)
 @pytest.mark.parametrize("draft_form", FORMS)
-def test_the_form_of_a_law_changes_no_verdict(verify: Verifier, target_form: str, draft_form: str) -> None:
+@pytest.mark.parametrize("on_host", [True, False])
+def test_the_form_of_a_law_changes_no_verdict(
+    verify: Verifier, target_form: str, draft_form: str, on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Law, "on_host", on_host)
     for seed in range(60):
         offered = sampled_draft(dense(DRAFT, 3), torch.Generator().manual_seed(seed))
         other = Draft(offered.tokens, FORMS[draft_form](DRAFT, 3))
@@ -92,9 +104,9 @@ def test_d19_the_laws_are_left_untouched(verify: Verifier, form: str) -> None:
 @every_rule
 def test_d17_d38_a_point_mass_is_accepted_with_the_targets_probability(verify: Verifier) -> None:
     done = verdicts(8_000, 1, Draft(torch.tensor([3])), verify)
-    kept = torch.stack([v.num_accepted for _, v in done]) == 1
+    kept = torch.tensor([v.num_accepted for _, v in done]) == 1
     assert abs(float(kept.double().mean()) - P[3]) < 0.015
-    first = torch.stack([torch.where(v.num_accepted == 1, d.tokens[0], v.next_token) for d, v in done])
+    first = torch.tensor([d.tokens[0] if v.num_accepted == 1 else v.next_token for d, v in done])
     assert chi_square_p(torch.bincount(first, minlength=6), TARGET) > 1e-4
 
 
@@ -103,7 +115,7 @@ def test_d17_d38_a_point_mass_is_accepted_with_the_targets_probability(verify: V
 def test_d21_a_token_of_no_probability_is_never_kept(
     verify: Verifier, uniform: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for rule in (token_rule, block_rule):
+    for rule in (draws, token_rule, block_rule):
         monkeypatch.setattr(rule, "draw_uniform", lambda count, g: torch.full((count,), uniform, dtype=torch.float64))
     law = TARGET.clone()
     law[3] = 0
@@ -136,18 +148,31 @@ def test_d05_a_draft_that_the_target_would_not_say_is_rejected(verify: Verifier)
 
 
 @every_rule
+@pytest.mark.parametrize("drafted", [[], [2], [2, 4, 1], [2, 4, 0], [5, 4, 1]])
+def test_point_masses_in_python_numbers_decide_as_those_in_tensors(verify: Verifier, drafted: list[int]) -> None:
+    wanted = [2, 4, 1, 3][: len(drafted) + 1]
+    draft = Draft(torch.tensor(drafted, dtype=torch.int64))
+    laws = law_of(torch.nn.functional.one_hot(torch.tensor(wanted), 6).double(), SamplingConfig())
+    assert laws.known == wanted and torch.equal(laws.probs, torch.ones(len(wanted), 1, dtype=torch.float64))
+    found = verify(draft, laws, torch.Generator().manual_seed(0))
+    expected = verify(draft, Law.point(torch.tensor(wanted)), torch.Generator().manual_seed(0))
+    assert (found.num_accepted, found.next_token) == (int(expected.num_accepted), int(expected.next_token))
+    assert found.num_accepted == next((i for i, token in enumerate(drafted) if token != wanted[i]), len(drafted))
+
+
+@every_rule
 def test_an_empty_draft_is_a_plain_step(verify: Verifier) -> None:
     generator = torch.Generator().manual_seed(0)
     empty = Draft(torch.empty(0, dtype=torch.int64))
     drawn = [verify(empty, dense(TARGET, 1), generator) for _ in range(3000)]
     assert all(v.num_accepted == 0 for v in drawn)
-    counts: Tensor = torch.bincount(torch.stack([v.next_token for v in drawn]), minlength=6)
+    counts: Tensor = torch.bincount(torch.tensor([v.next_token for v in drawn]), minlength=6)
     assert chi_square_p(counts, TARGET) > 1e-4
 
 
 def test_blocks_keep_at_least_as_many_tokens_at_every_position() -> None:
     by_tokens, by_block = (
-        torch.stack([v.num_accepted for _, v in verdicts(8_000, 4, verify=VERIFIERS[rule])]) for rule in VERIFIERS
+        torch.tensor([v.num_accepted for _, v in verdicts(8_000, 4, verify=VERIFIERS[rule])]) for rule in VERIFIERS
     )
     for position in range(1, 5):
         tokens, blocks = ((kept >= position).double().mean() for kept in (by_tokens, by_block))
@@ -155,22 +180,35 @@ def test_blocks_keep_at_least_as_many_tokens_at_every_position() -> None:
     assert by_block.double().mean() > by_tokens.double().mean() + 0.02
 
 
-@every_rule
-@pytest.mark.parametrize("form", FORMS)
-def test_what_a_gpu_works_out_unread_equals_what_the_cpu_reads(
-    verify: Verifier, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def on_gpu(draft: Draft, target: Law, kept: Tensor, scale: Tensor, uniform: Tensor) -> Tensor:
-        return residual._unread(draft, target, kept.reshape(1), scale, uniform.reshape(1))
+def random_law(rows: int, generator: torch.Generator) -> Law:
+    """Rows of 700 tokens, more than a draw adds up at once; the last third has no mass."""
+    probs = (torch.randn(rows, 700, generator=generator, dtype=torch.float64) * 3).softmax(-1)
+    probs[:, 466:] = 0
+    return Law((probs / probs.sum(-1, keepdim=True)).float())
 
-    for seed in range(60):
-        offered = sampled_draft(FORMS[form](DRAFT, 3), torch.Generator().manual_seed(seed))
-        found = []
-        for rule in (residual.next_token, on_gpu):
-            for module in (token_rule, block_rule):
-                monkeypatch.setattr(module, "next_token", rule)
-            found.append(verify(offered, FORMS[form](TARGET, 4), torch.Generator().manual_seed(seed)))
-        assert found[0] == found[1]
+
+@every_rule
+@pytest.mark.parametrize("width", [0, 1, 4])
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_python_numbers_decide_as_the_formulas_in_tensors(
+    verify: Verifier, width: int, one_hot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors are what a GPU works out unread; here they are fp32 laws over a vocabulary of several blocks."""
+    kept = set()
+    for seed in range(150):
+        generator = torch.Generator().manual_seed(seed)
+        target, law = random_law(width + 1, generator), random_law(width, generator)
+        law = Law(0.3 * law.probs + 0.7 * target.probs[:width])
+        offered = sampled_draft(law, generator)
+        offered = Draft(offered.tokens, None if one_hot else law)
+        found = verify(offered, target, torch.Generator().manual_seed(seed))
+        with monkeypatch.context() as patch:
+            patch.setattr(Law, "on_host", False)
+            expected = verify(offered, target, torch.Generator().manual_seed(seed))
+        assert isinstance(found.num_accepted, int) and isinstance(expected.num_accepted, Tensor)
+        assert (found.num_accepted, found.next_token) == (int(expected.num_accepted), int(expected.next_token))
+        kept.add(found.num_accepted)
+    assert len(kept) > min(width, 2) and (one_hot or width in kept)
 
 
 def test_the_constant_law_fixture_is_what_it_says() -> None:

@@ -95,7 +95,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     save_target(home / "target", tiny_llama(4, vocab_size=259))
     write_rows(home / "rows.jsonl", byte_tokenizer(), ["The fox sat.", "A fox ran far."])
-    make_draft(home / "target", home / "draft", draft_vocab_size=20, data=str(home / "rows.jsonl"))
+    make_draft(home / "target", home / "draft", draft_vocab_size=20, data=[str(home / "rows.jsonl")])
     for name, texts in {"short": ["One.", "Two.", "Three."], "long": ["A much longer question.", "Another."]}.items():
         (home / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     return home

@@ -9,30 +9,12 @@ import pytest
 
 from decode.errors import UsageError
 from decode.prompts import encode_prompt
-from distill.data.examples import DataReport, Example, load_examples, load_prompts
-from tests.fixtures import CHATML, byte_tokenizer
+from distill.data.examples import Example, load_examples, load_prompts
+from distill.data.report import DataReport
+from tests.fixtures import byte_tokenizer
 
 USER = {"role": "user", "content": "hi there"}
 ANSWER = {"role": "assistant", "content": "ho"}
-ROLE = "{{ '<|im_start|>' + m['role'] + '\n' }}"
-TEMPLATES = {
-    "chatml": CHATML,
-    "generation tags": "{% for m in messages %}" + ROLE + "{% if m['role'] == 'assistant' %}{% generation %}"
-    "{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m['content'] + '<|im_end|>' }}{% endif %}"
-    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    "no generation prompt": "{% for m in messages %}" + ROLE + "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}",
-    "blanks around": "{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
-    "{% else %}{{ ' ' + m['content'] + ' <|im_end|>' }}{% endif %}{% endfor %}",
-    "empty thought": "{% for m in messages %}" + ROLE + "{% if m['role'] == 'assistant' and loop.last %}"
-    "{{ '(think)\n\n' }}{% endif %}{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-}
-UNCLEAR = {
-    "counts the turns": "{{ messages | length }}" + CHATML,
-    "changes the text": CHATML.replace("message['content']", "message['content'] | upper"),
-    "no end of turn": "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
-}
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -49,33 +31,6 @@ def load(
 
 def supervised_text(example: Example, tokenizer: Any) -> str:
     return tokenizer.decode([i for i, m in zip(example.input_ids, example.mask, strict=True) if m])
-
-
-@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-@pytest.mark.parametrize("content", ["ho", "assistant", "héllo\nwörld", "  ho \n", "a <|im_end|> b"])
-def test_a01_exactly_the_answers_and_their_end_of_turn_are_supervised(
-    tmp_path: Path, template: str, content: str
-) -> None:
-    tokenizer = byte_tokenizer(template)
-    messages = [USER, ANSWER, USER, {"role": "assistant", "content": content}]
-    (example,), _ = load(tmp_path, [{"messages": messages}], tokenizer)
-    first, last = [], []
-    for i, supervised in enumerate(example.mask):  # two runs of supervised tokens, one for each answer
-        run = last if last or (first and not example.mask[i - 1]) else first
-        if supervised:
-            run.append(example.input_ids[i])
-    assert "".join(tokenizer.decode(first).split()) == "ho<|im_end|>"
-    assert "".join(tokenizer.decode(last).split()) == "".join((content + "<|im_end|>").split())
-    assert last[-1] == tokenizer.eos_token_id
-
-
-@pytest.mark.parametrize("template", UNCLEAR.values(), ids=UNCLEAR)
-def test_a01_template_that_hides_the_answer_is_refused_by_row(tmp_path: Path, template: str) -> None:
-    rows = [{"messages": [USER, ANSWER]}]
-    with pytest.raises(UsageError, match=r"rows.jsonl:1: messages\[1\]: the chat template"):
-        load(tmp_path, rows, byte_tokenizer(template))
-    with pytest.raises(UsageError, match="no example is left; 1 bad rows skipped"):
-        load(tmp_path, rows, byte_tokenizer(template), skip=True)
 
 
 def test_chats_without_an_answer_and_prompts_without_completion_are_bad_rows(tmp_path: Path) -> None:
@@ -129,6 +84,33 @@ def test_generated_rows_are_taken_as_they_are(tmp_path: Path) -> None:
     assert load_prompts(f"{tmp_path}/rows.jsonl", byte_tokenizer(), None, 259) == [[9, 7]]
 
 
+def test_weights_beside_the_mask_say_how_much_a_token_counts(tmp_path: Path) -> None:
+    row = {"input_ids": [1, 2, 3, 4], "mask": [0, 1, 0, 1]}
+    (weighted, plain), _ = load(tmp_path, [row | {"weights": [9, 2, 9, 0.5]}, row])
+    assert (weighted.weights, weighted.total_weight) == ([9.0, 2.0, 9.0, 0.5], 2.5)
+    assert (plain.weights, plain.total_weight) == (None, 2.0)
+    (cut,), _ = load(tmp_path, [row | {"weights": [9, 2, 9, 0.5]}], max_length=3)
+    assert cut.weights == [9.0, 2.0, 9.0]
+    _, report = load(tmp_path, [row | {"weights": [1, 0, 1, 0]}, row])
+    assert report.dropped == {"every supervised token has weight 0": 1}
+    for wrong in ([1, 1, 1], [1, 1, 1, -1], [1, 1, 1, "a"], 4, [1, 1, 1, True]):
+        with pytest.raises(UsageError, match=":1: weights: "):
+            load(tmp_path, [row | {"weights": wrong}])
+
+
+def test_the_report_tells_lengths_shares_and_reasons(tmp_path: Path) -> None:
+    rows = [lengths_row(2, n) for n in range(1, 11)] + [lengths_row(10, 20), lengths_row(40, 5), {"nothing": 1}]
+    _, report = load(tmp_path, rows, max_length=16, skip=True)
+    assert report.lines()[:5] == [
+        "11 examples of 13 rows: 91 tokens, 61 supervised (67.0 %)",
+        "tokens of an example: median 8, 90 % have up to 12, the longest 16",
+        "1 examples (7.7 % of the rows) cut to max_length, 14 tokens left out",
+        "1 rows (7.7 %) dropped: no supervised token within max_length 16",
+        f"1 bad rows (7.7 %) skipped, the first {tmp_path}/rows.jsonl:13: none of the needed columns has a value; "
+        "expected input_ids+mask, messages, conversations, prompt+completion, prompt or text",
+    ]
+
+
 def lengths_row(prompt: int, answer: int) -> dict[str, Any]:
     return {"input_ids": [5] * (prompt + answer), "mask": [0] * prompt + [1] * answer}
 
@@ -140,7 +122,7 @@ def test_a04_rows_without_room_for_an_answer_are_dropped_and_counted(tmp_path: P
     assert report.dropped == {"no supervised token within max_length 16": 1}
     assert (report.num_rows, report.num_examples, report.num_truncated) == (3, 2, 1)
     with pytest.raises(
-        UsageError, match="no example is left; 1 rows dropped: no supervised token within max_length 16"
+        UsageError, match=r"no example is left; 1 rows \(100.0 %\) dropped: no supervised token within max_length 16"
     ):
         load(tmp_path, rows[:1], max_length=16)
 
@@ -162,7 +144,7 @@ def test_a06_bad_row_stops_or_is_counted(tmp_path: Path) -> None:
     examples, report = load_examples([str(path)], byte_tokenizer(), 16, "skip", 259)
     assert [e.source for e in examples] == [f"{path}:1", f"{path}:4"]
     assert [bad.line for bad in report.bad_rows] == [3]
-    assert "1 bad rows skipped, the first" in report.lines()[-1]
+    assert "1 bad rows (33.3 %) skipped, the first" in report.lines()[-1]
 
 
 def test_a09_files_with_other_columns_are_joined(tmp_path: Path) -> None:

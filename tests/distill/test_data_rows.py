@@ -125,7 +125,7 @@ def test_folders_made_by_save_to_disk(tmp_path: Path) -> None:
 def test_names_that_stand_for_nothing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    def offline(name: str) -> None:
+    def offline(name: str, streaming: bool) -> None:
         raise ConnectionError(f"cannot reach the hub for {name}\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)

@@ -94,3 +94,10 @@ def test_windows_can_be_asked_for_in_any_order_and_again() -> None:
 def test_epochs_are_shuffled_anew() -> None:
     run = Schedule([1] * 50, 1, batch_size=50, max_epochs=2, packing=False)
     assert seen([run.window(0)]) != seen([run.window(1)]) != list(range(50))
+
+
+def test_padding_is_what_rows_of_one_width_leave_empty() -> None:
+    assert Schedule([4, 4, 4, 4], 8, batch_size=2, max_steps=1).padding_share == 0
+    alone = Schedule([2, 4], 8, batch_size=2, max_steps=1, packing=False)
+    assert alone.padding_share == 2 / 8
+    assert Schedule([2, 4], 8, batch_size=1, max_steps=1, packing=False).padding_share == 0

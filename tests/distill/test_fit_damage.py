@@ -15,7 +15,7 @@ from decode.config import ModelConfig
 from decode.errors import DraftsmithError, UsageError
 from distill.cli import main as cli
 from distill.config import TeacherConfig
-from distill.drafts.load import read_checkpoint
+from distill.drafts.checkpoint import read_checkpoint
 from distill.training.history import TIMED_COLUMNS, DamagedTable, metrics_table, steps_table
 from tests.draft_files import save_target
 from tests.fit_runs import run_fit, tree

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from distill.export.config import ExportConfig
+from distill.export.export import export
 from distill.training.fit import FitReport, fit
 from distill.training.history import TIMED_COLUMNS, metrics_table, steps_table
 from distill.training.run_parts import load_parts
 from tests.distill.two_ranks import ONE_SEGMENT, ranks_config
-from tests.draft_files import make_draft, save_target
+from tests.draft_files import make_draft, save_target, write_rows
 from tests.fit_runs import distance, write_id_rows
+from tests.fixtures import byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +29,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitReport, sub
     save_target(folder / "target")
     write_id_rows(folder / "rows.jsonl", count=22)
     make_draft(folder / "target", folder / "draft")
-    assert fit(ranks_config(folder, "grown", 1, **ONE_SEGMENT)).step == 2
+    words = write_rows(folder / "words.jsonl", byte_tokenizer(), ["The fox sat.", "A fox ran far."])
+    make_draft(folder / "target", folder / "narrow", draft_vocab_size=20, data=[str(words)])
+    for output in ("grown", "sharded_grown"):
+        assert fit(ranks_config(folder, output, 1, **ONE_SEGMENT)).step == 2
     two = subprocess.run(
         [sys.executable, "-m", "tests.distill.two_ranks", str(folder)],
         cwd=ROOT,
@@ -35,7 +42,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitReport, sub
         timeout=100,
     )
     assert two.returncode == 0, two.stderr
-    assert fit(ranks_config(folder, "shrunk", 1)).resumed_from == 2
+    for output in ("shrunk", "sharded_shrunk"):
+        assert fit(ranks_config(folder, output, 1)).resumed_from == 2
+    fit(ranks_config(folder, "narrow_one", 1))
     return folder, fit(ranks_config(folder, "one", 1)), two
 
 
@@ -46,28 +55,51 @@ def test_t32_two_gloo_ranks_go_through_the_whole_run(
     feed = load_parts(ranks_config(folder, "one", devices=1)).feed
     assert [len(rows) for rows in feed.schedule.window(feed.num_steps - 1)][-1] == 1
     assert one.complete and one.num_steps > 2
-    for told in (f"two: {one.step} of {one.step} from None", f"grown: {one.step} of {one.step} from 2"):
-        assert two.stdout.count(told) == 2, two.stdout  # both ranks came to the end
-    assert two.stdout.count(f"shrunk: 2 of {one.step} from None") == 2
+    told = two.stdout.splitlines()
+    ends = {"two": "None", "grown": "2", "sharded": "2", "sharded_grown": "2", "narrow_sharded": "None"}
+    for output, begun in ends.items():  # both ranks came to the end
+        assert told.count(f"{output}: {one.step} of {one.step} from {begun}") == 2, two.stdout
+    for output in ("shrunk", "sharded", "sharded_shrunk"):
+        assert told.count(f"{output}: 2 of {one.step} from None") == 2
     assert "trainer.devices: continues with 2, was 1" in two.stderr
     assert "sync_dist" not in two.stderr
 
 
-@pytest.mark.parametrize("other", ["two", "grown", "shrunk"])
+@pytest.mark.parametrize(
+    "other", ["two", "grown", "shrunk", "sharded", "sharded_grown", "sharded_shrunk", "narrow_sharded"]
+)
 def test_t32_r15_however_many_processes_a_run_has_it_equals_one(
     other: str, runs: tuple[Path, FitReport, subprocess.CompletedProcess[str]]
 ) -> None:
-    folder = runs[0]
-    names = [sorted(p.name for p in (folder / run / "checkpoints").iterdir()) for run in ("one", other)]
+    folder, one = runs[0], "narrow_one" if other.startswith("narrow") else "one"
+    names = [sorted(p.name for p in (folder / run / "checkpoints").iterdir()) for run in (one, other)]
     assert names[0] == names[1]
     for name in names[0]:
-        states = [
-            torch.load(folder / run / "checkpoints" / name, weights_only=True)["state_dict"] for run in ("one", other)
-        ]
-        assert distance(*states) < 1e-9
+        found = [torch.load(folder / run / "checkpoints" / name, weights_only=True) for run in (one, other)]
+        assert distance(*(content["state_dict"] for content in found)) < 1e-9
+        states = [content["optimizer_states"][0] for content in found]
+        assert states[0]["param_groups"] == states[1]["param_groups"]
+        assert distance(*(_flat(state["state"]) for state in states)) < 1e-9
     for table in (metrics_table, steps_table):
-        rows = [table(folder / run).rows() for run in ("one", other)]
+        rows = [table(folder / run).rows() for run in (one, other)]
         assert len(rows[0]) == len(rows[1])
         for a, b in zip(*rows, strict=True):
             for column in a.keys() - set(TIMED_COLUMNS):
                 assert a[column] == pytest.approx(b[column], abs=1e-9), column
+
+
+def _flat(state: dict[int, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {f"{number}.{name}": tensor for number, kept in state.items() for name, tensor in kept.items()}
+
+
+def test_r15_what_processes_share_is_exported_as_any_draft(
+    runs: tuple[Path, FitReport, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    folder = runs[0]
+    made = []
+    for run in ("one", "sharded"):
+        checkpoint = folder / run / "checkpoints" / "last.ckpt"
+        config = ExportConfig(target=str(folder / "target"), draft=str(checkpoint), output=str(tmp_path / run))
+        export(config)
+        made.append(load_file(tmp_path / run / "model.safetensors"))
+    assert distance(*made) < 1e-6  # fp32

@@ -136,13 +136,8 @@ def test_a_tied_draft_from_scratch_has_one_table(tmp_path: Path) -> None:
 
 def test_a_draft_of_full_width_and_all_layers_reads_and_writes_as_the_target_does(tmp_path: Path) -> None:
     """As wide as the target, the projection is a change of basis: each layer's products are the target's own."""
-    sizes = {
-        **SIZES,
-        "vocab_size": len(byte_tokenizer()),
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "head_dim": 8,
-    }
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    sizes = {**SIZES, **heads, "vocab_size": len(byte_tokenizer()), "intermediate_size": 96}
     model = strengthen(LlamaForCausalLM(LlamaConfig(**sizes)), 0, 0.4).float()
     target, width = save_target(tmp_path / "t", model), model.config.hidden_size
     folder = make_draft(target, tmp_path / "d", hidden_size=width, num_layers=2, start="width")

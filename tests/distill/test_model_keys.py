@@ -8,7 +8,7 @@ from decode.config import ModelConfig
 from decode.errors import UsageError
 from decode.models import load_model
 from distill.config import DataConfig, FitConfig, GenerateConfig, InitConfig
-from distill.teacher.fingerprint import weights_sha256
+from distill.weights import weights_sha256
 from tests.draft_files import save_target
 
 

@@ -14,10 +14,10 @@ from distill.data.batches import Batch
 from distill.drafts.vocab import pin_guard_channel
 from distill.laws import Columns, FullLaw, align
 from distill.losses import forward_kl
-from distill.teacher.fingerprint import weights_sha256
 from distill.teacher.online import OnlineTeacher
 from distill.training.module import Distillation, noise_seed
 from distill.training.optimizer import make_optimizer
+from distill.weights import weights_sha256
 from tests.distill.training import Probe, distil, mean_loss
 from tests.fit_runs import CONSTANT, QUIET, PlainDescent, distance, examples_of, feed_of, run, weights_of
 from tests.fixtures import loaded, tiny_gpt2, tiny_llama
