@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# fp32 bytes of a chunk's logits.
-CHUNK_BYTES = 16 * 2**20
+# fp32 bytes of a chunk's logits. What glibc frees above 32 MiB goes back to the system; smaller pieces pile up in its
+# heap: 2048 positions of 49k ids on a CPU peak at 819 MB with 16 MiB, at 260 MB with 33, which is the fastest too.
+CHUNK_BYTES = 33 * 2**20
 
 Evaluate = Callable[[int, int, Tensor], tuple[Tensor, Tensor, Tensor]]
 """(start, stop, logits [n, M]) -> a scalar to differentiate, and two results per position [n] without gradient."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The embedded target behind a real vLLM server on the CPU: answers and scores compared with the target's own.
-# Its environment (2.6 GB) is made in the folder given, and kept there. Needs no GPU.
+# Its environment (3.4 GB) is made in the folder given, and kept there. Needs no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder="${1:?usage: $0 FOLDER}"

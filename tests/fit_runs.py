@@ -41,7 +41,7 @@ def examples_of(counts: Sequence[int], vocab_size: int = 48) -> list[Example]:
 def feed_of(train: list[Example], validation: list[Example] | None = None, **options: Any) -> DraftDataModule:
     """The data module of a run; options: batch_size, accumulate, every, packing, max_length, max_steps, max_epochs."""
     length = {"max_epochs": 1} if "max_steps" not in options and "max_epochs" not in options else {}
-    steps = {name: options.get(name, length.get(name)) for name in ("max_steps", "max_epochs")}
+    steps: dict[str, Any] = {name: options.get(name, length.get(name)) for name in ("max_steps", "max_epochs")}
     config = FitConfig(
         target="t",
         draft="d",

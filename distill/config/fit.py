@@ -83,9 +83,9 @@ class FitConfig:
     seed: int = 0
     model: ModelConfig = field(default_factory=ModelConfig)
     gradient_checkpointing: bool = False
-    """Run each layer of the draft again in the backward pass instead of keeping what it made: less memory, more time."""
+    """Run each layer of the draft again in the backward pass instead of keeping what it made: less memory for time."""
     compile: bool = False
-    """Compile the draft's layers with torch.compile; where no compiler works, it is told and the run goes on without."""
+    """Compile the draft's layers with torch.compile; where no compiler works, that is told and the run goes on."""
     dry_run: bool = False
     """Tell what the run would need of memory, and what its data is; nothing is trained or written."""
     trainer: dict[str, Any] = field(default_factory=dict)

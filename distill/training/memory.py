@@ -67,7 +67,7 @@ def kept_for_backward(model: Any, rows: int, width: int, precision: str) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu").train()
         whole = _saved(model, rows, width, precision)
-        if not model.is_gradient_checkpointing:
+        if not model.is_activation_checkpointing:
             return whole
         model.activation_checkpointing_disable()
         without = _saved(model, rows, width, precision)

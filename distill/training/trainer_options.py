@@ -12,6 +12,7 @@ from lightning import Trainer
 from lightning.fabric.plugins.precision import precision as lightning_precision
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from decode.config import ModelConfig
@@ -22,6 +23,13 @@ from distill.training.sharding import ShardedStrategy
 # With ddp each process holds the whole draft; with fsdp2 they share one. What would save pieces that no other number of
 # processes resumes from is left out. Processes that are spawned or forked would share the lock of the run's folder.
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true", "fsdp2")
+_FOLDERS = "it writes folders that no other number of processes continues from; fsdp2 shards the draft and can"
+# Other names of lightning's for what people will look for, and why not.
+REFUSED = {
+    **{name: _FOLDERS for name in StrategyRegistry.available_strategies() if name.startswith("deepspeed")},
+    **{name: "it is the older FSDP; use fsdp2" for name in StrategyRegistry.available_strategies() if "fsdp" in name},
+    "model_parallel": "it needs a plan for each model; use fsdp2",
+}
 PRECISIONS: tuple[str, ...] = get_args(lightning_precision._PRECISION_INPUT_STR)
 OTHER_NAMES = (*get_args(lightning_precision._PRECISION_INPUT_STR_ALIAS), 64, 32, 16)
 PROFILERS = ("simple", "advanced", "pytorch")
@@ -113,6 +121,8 @@ def check_options(options: dict[str, Any]) -> None:
             near = difflib.get_close_matches(str(name), [*PASSED_ON, *OUR_KEYS], n=1)
             hint = f"did you mean {OUR_KEYS.get(near[0], f'trainer.{near[0]}')}?" if near else f"legal: {_legal()}"
             raise UsageError(f"trainer.{name}: unknown; {hint}")
+        if name == "strategy" and str(value) in REFUSED:
+            raise UsageError(f"trainer.strategy: {str(value)!r} is not offered: {REFUSED[str(value)]}")
         is_legal, legal = PASSED_ON[name]
         require(is_legal(value), f"trainer.{name}", value, legal)
 

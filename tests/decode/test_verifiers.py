@@ -12,7 +12,7 @@ from decode.draft import Draft, Verdict
 from decode.draws import draw_from, draw_uniform
 from decode.laws import Law
 from decode.sampling import law_of
-from decode.verifiers import VERIFIERS, Verifier
+from decode.verifiers import VERIFIERS, Verifier, residual
 from decode.verifiers import block as block_rule
 from decode.verifiers import token as token_rule
 from tests.fixtures import P, Q, constant_law
@@ -120,10 +120,11 @@ def test_d21_a_token_of_no_probability_is_never_kept(
     law = TARGET.clone()
     law[3] = 0
     law /= law.sum()
-    for first in ([3], [3, 0], [0, 3]):
-        verdict = verify(Draft(torch.tensor(first), dense(DRAFT, len(first))), dense(law, 3), torch.Generator())
-        assert verdict.num_accepted <= first.index(3)
-        assert verdict.next_token != 3
+    for drafting in (DRAFT, law):  # the second has no probability for it either, so that no draft holds it
+        for first in ([3], [3, 0], [0, 3]):
+            verdict = verify(Draft(torch.tensor(first), dense(drafting, len(first))), dense(law, 3), torch.Generator())
+            assert verdict.num_accepted <= first.index(3)
+            assert verdict.next_token != 3
 
 
 @every_rule
@@ -138,6 +139,16 @@ def test_d20_equal_laws_always_accept(verify: Verifier, dtype: torch.dtype, gap:
         verdict = verify(sampled_draft(dense(law, 4), generator), dense(target, 5), generator)
         assert 0 <= verdict.next_token < 6
         assert gap or verdict.num_accepted == 4
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.3, 0.7, math.nextafter(1.0, 0.0)])
+def test_d20_a_rejection_that_leaves_nothing_is_followed_by_the_targets_own_token(uniform: float) -> None:
+    law = torch.tensor([0.0, 0.4, 0.0, 0.3, 0.3, 0.0], dtype=torch.float64)
+    draft, target = Draft(torch.tensor([1]), dense(law, 1)), dense(law, 2)
+    numbers = torch.tensor([1.0, uniform], dtype=torch.float64)
+    expected = residual.next_token(draft, target, torch.tensor(0), *numbers)
+    assert residual.next_number(draft, target, 0, 1.0, uniform) == int(expected)
+    assert law[expected] > 0
 
 
 @every_rule
@@ -200,7 +211,8 @@ def test_python_numbers_decide_as_the_formulas_in_tensors(
         target, law = random_law(width + 1, generator), random_law(width, generator)
         law = Law(0.3 * law.probs + 0.7 * target.probs[:width])
         offered = sampled_draft(law, generator)
-        offered = Draft(offered.tokens, None if one_hot else law)
+        apart = Law.cat([law[row : row + 1] for row in range(width)], 700)  # as a host keeps those of a draft
+        offered = Draft(offered.tokens, None if one_hot or not width else apart)
         found = verify(offered, target, torch.Generator().manual_seed(seed))
         with monkeypatch.context() as patch:
             patch.setattr(Law, "on_host", False)

@@ -1,6 +1,8 @@
 """Checkpointed and compiled layers: the same run, with less memory or in less time."""
 
 import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ from torch._dynamo.utils import counters
 from decode.errors import UsageError
 from distill.config import LoraConfig
 from distill.drafts.adapters import add_adapters
+from distill.runs import plain
 from distill.teacher.online import OnlineTeacher
 from distill.training import prepare
 from distill.training.module import Distillation
 from distill.training.prepare import checkpoint_layers, compile_layers, decoder_layers
+from distill.training.resume import Record, Standing, refuse_changes
 from tests.distill.training import Probe
-from tests.fit_runs import QUIET, distance, examples_of, feed_of, run, weights_of
+from tests.fit_runs import QUIET, distance, examples_of, feed_of, fit_config, run, weights_of
 from tests.fixtures import FAMILIES, loaded, tiny_llama
 
 pytestmark = [pytest.mark.filterwarnings(message) for message in QUIET]
@@ -45,13 +49,13 @@ def test_t21_checkpointed_layers_train_alike_with_dropout_and_packing(family: st
 
 
 def count_calls(model: Any) -> dict[str, int]:
-    """How often the first layer's feed-forward part runs, by its mode."""
+    """How often the first layer begins, by mode: the second time it stops when it has all it needs."""
     calls = {"training": 0, "eval": 0}
 
     def note(module: Any, *_: Any) -> None:
         calls["training" if module.training else "eval"] += 1
 
-    decoder_layers(model)[0].mlp.register_forward_hook(note)
+    next(decoder_layers(model)[0].children()).register_forward_pre_hook(note)
     return calls
 
 
@@ -72,6 +76,14 @@ def test_t21_behind_frozen_embeddings_every_adapter_gets_a_gradient(adapters_fir
     assert distance(*found) < 1e-12
 
 
+def test_r13_a_run_continues_with_either_changed_and_tells(tmp_path: Path) -> None:
+    config = fit_config(tmp_path)
+    standing = Standing(Path("step-000002.ckpt"), 2, Record(plain(config), 6, "sha"), [])
+    told: list[str] = []
+    refuse_changes(standing, replace(config, compile=True, gradient_checkpointing=True), told.append)
+    assert told == [f"{key}: continues with True, was False" for key in ("compile", "gradient_checkpointing")]
+
+
 def test_a_model_that_cannot_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = tiny_llama()
     monkeypatch.setattr(type(draft), "supports_gradient_checkpointing", False)
@@ -84,7 +96,8 @@ def test_t35_without_a_compiler_it_is_told_and_left(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("No working C++ compiler found\nin several lines")
 
     monkeypatch.setattr(torch, "compile", missing)
-    draft, told = tiny_llama(), []
+    draft = tiny_llama()
+    told: list[str] = []
     compile_layers(draft, told.append)
     assert told == ["compile: goes on without, for here it fails: RuntimeError: No working C++ compiler found"]
     assert all(layer._compiled_call_impl is None for layer in decoder_layers(draft))

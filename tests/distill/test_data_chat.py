@@ -96,3 +96,10 @@ def test_a01_template_that_hides_the_answer_is_refused_by_row(tmp_path: Path, te
         load(tmp_path, rows, byte_tokenizer(template))
     with pytest.raises(UsageError, match=r"no example is left; 1 bad rows \(100.0 %\) skipped"):
         load(tmp_path, rows, byte_tokenizer(template), skip=True)
+
+
+def test_a01_a_template_that_shortens_the_last_answer_too_is_refused(tmp_path: Path) -> None:
+    always = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    thought = {"role": "assistant", "content": "<think>one</think>ho"}
+    with pytest.raises(UsageError, match=r"rows.jsonl:1: messages\[3\]: the chat template changes"):
+        load(tmp_path, [{"messages": [USER, thought, USER, thought]}], byte_tokenizer(always))

@@ -99,6 +99,7 @@ def test_extra_rows_are_packed_in_order_until_one_does_not_fit() -> None:
     assert fill(dict(enumerate(TEXTS)), 2, 8, packing=True) == [[0, 1], [2, 3]]
     assert fill(dict(enumerate(TEXTS)), 2, 8, packing=False) == [[0], [1]]
     assert fill({0: TEXTS[0]}, 3, 8, packing=True) == [[0]]
+    assert fill({0: TEXTS[0], 1: TRAIN[2], 2: TEXTS[1]}, 1, 9, packing=True) == [[0]]  # the order is the caller's
     with pytest.raises(ValueError, match="an extra example has 4 tokens, a row takes 3"):
         fill({0: TEXTS[0]}, 1, 3, packing=True)
 

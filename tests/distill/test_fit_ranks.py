@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitReport, sub
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert two.returncode == 0, two.stderr
     for output in ("shrunk", "sharded_shrunk"):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.config import OPTIONS, LossConfig
-from distill.fused import Evaluate, chunk_size, chunked
+from distill.fused import CHUNK_BYTES, Evaluate, chunk_size, chunked
 from distill.laws import Columns, FullLaw, HeadLaw, Law
 from distill.losses import LOSSES, Pair, log_overlap
 from tests.distill.law_samples import LAWS, VOCAB_IDS, V, random_ids, random_logits
@@ -175,5 +175,6 @@ def test_no_tensor_of_all_positions_and_ids_is_ever_made() -> None:
 
 
 def test_a_chunk_is_bounded_in_bytes() -> None:
-    assert chunk_size(49152) * 49152 <= chunk_size(1000) * 1000
+    for width in (1000, 4096, 49152):
+        assert 4 * width * chunk_size(width) <= CHUNK_BYTES < 4 * width * (chunk_size(width) + 1)
     assert chunk_size(10**9) == 1

@@ -76,7 +76,7 @@ def test_checkpointed_layers_keep_less_and_autocast_too() -> None:
     assert kept_for_backward(empty, ROWS, WIDTH, "bf16-mixed") < 0.9 * plain
     checkpoint_layers(empty)
     assert kept_for_backward(empty, ROWS, WIDTH, "32-true") < 0.35 * plain
-    assert empty.is_gradient_checkpointing  # the caller's model is as it was
+    assert empty.is_activation_checkpointing  # the caller's model is as it was
 
 
 def test_sizes_follow_quantisation_widths_and_caps() -> None:
@@ -84,9 +84,9 @@ def test_sizes_follow_quantisation_widths_and_caps() -> None:
     assert 0.2 < weight_bytes(empty, "int8") / weight_bytes(empty) < 0.6
     assert weight_bytes(empty, "bnb-4bit") < weight_bytes(empty, "int8")
     assert target_forward(empty, 4, WIDTH) == 4 * target_forward(empty, 1, WIDTH)
-    chunked = loss_bytes(empty, 10**6, positions=10**5)
+    chunked = loss_bytes(empty, 48, positions=10**7)
     empty.config.final_logit_softcapping = 30.0
-    assert loss_bytes(empty, 10**6, positions=10**5) > 100 * chunked
+    assert loss_bytes(empty, 48, positions=10**7) > 5 * chunked
 
 
 def test_a_dry_run_tells_both_and_writes_nothing(fit_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:

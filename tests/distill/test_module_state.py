@@ -38,7 +38,7 @@ def test_t19_only_the_draft_is_trained_saved_and_counted() -> None:
             seen.append(module.teacher.law(fixed).log_probs)
 
     feed = feed_of(examples_of([3, 4, 5, 6]), batch_size=1, every=2)
-    fixed = feed.segment(0)[0]
+    fixed = next(iter(feed.segment(0)))
     decay = OptimizerConfig(learning_rate=0.1, weight_decay=0.1)
     module = distil(draft, target, feed, Watch(), kind=Distillation, optimizer=decay)
     assert weights_sha256(target) == before
@@ -78,7 +78,7 @@ def test_reduced_vocabulary_trains_its_rows_and_keeps_the_guard_channel() -> Non
     feed = feed_of(examples_of([3, 4, 5, 6]), batch_size=2)
     module = Distillation(loaded(draft, vocab_ids=ids), OnlineTeacher(target), num_steps=2)
     before = weights_of(draft)
-    batch = feed.segment(0)[0]
+    batch = next(iter(feed.segment(0)))
     logits = draft(input_ids=batch.input_ids).logits[batch.supervised]
     log_p = target(input_ids=batch.input_ids).logits[batch.supervised].log_softmax(-1)
     expected = forward_kl(*align(FullLaw(log_p), logits, Columns(48, ids))).mean()

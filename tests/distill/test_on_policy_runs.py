@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from decode.errors import UsageError
+from distill.cli.main import main
 from distill.config import DataConfig, FitConfig, OnPolicyConfig, ReinforceConfig, ReplayConfig, TeacherConfig
+from distill.on_policy.traces import read_traces
 from distill.training import callbacks
 from distill.training.fit import fit
 from distill.training.history import TIMED_COLUMNS, steps_table
 from tests.distill.on_policy_ranks import ranks_config
-from tests.draft_files import make_draft, save_target
+from tests.draft_files import EOS, make_draft, save_target
 from tests.fit_runs import QUIET, distance, fit_config, stub_judge, write_id_rows
 from tests.fixtures import byte_tokenizer, tiny_gpt2
 
@@ -78,7 +80,7 @@ def check_equal(folder: Path, whole: str, resumed: str) -> None:
     ("kind", "teacher"),
     [
         ("all", "online"),
-        ("all", "cached"),
+        pytest.param("all", "cached", marks=pytest.mark.slow),
         *(pytest.param(k, t, marks=pytest.mark.slow) for k in list(KINDS)[:3] for t in ("online", "cached")),
     ],
 )
@@ -179,8 +181,18 @@ def test_a_log_of_real_traffic_is_trained_on_and_one_that_changed_is_refused(fol
     row = '{"prompt_ids": [1, 2], "context_length": 2, "drafted": [3, 4], "num_accepted": 1, "emitted": [3, %d]}\n'
     log.write_text(row % 5, encoding="utf-8")
     section = ReplayConfig(fraction=0.5, log=str(log), num_texts=0)
-    changes = {"replay": section, "trainer": ONE_SEGMENT}
+    changes = {"replay": section, "trainer": ONE_SEGMENT, "teacher": TeacherConfig(kind="cached", top_k=8)}
     assert fit(config_of(folder, "logged", "none", **changes)).step == 2
     log.write_text(row % 6, encoding="utf-8")
     with pytest.raises(UsageError, match=r"replay.log: what they hold has changed since the run's checkpoint"):
         fit(config_of(folder, "logged", "none", **changes))
+
+
+def test_what_run_traces_can_be_trained_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = folder / "traced.jsonl"
+    pair = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+    decode = ["--decode.max_new_tokens", "6", "--decode.draft_length", "fixed", "--model.backend", "eager"]
+    assert main(["run", *pair, *decode, "--prompt", "Hi.", "--chat", "false", "--trace", str(trace)]) == 0
+    (text,) = read_traces(str(trace), 2.0, 64, 259)
+    assert text.prompt_ids == byte_tokenizer()("Hi.")["input_ids"]
+    assert text.num_supervised == 6 or text.input_ids[-1] == EOS

@@ -82,7 +82,7 @@ def test_a_server_gives_the_rows_that_the_target_gives_here(
     assert 1 < server.most_at_once <= 4
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, 32])
+@pytest.mark.parametrize("concurrency", [1, 32])
 def test_the_order_in_which_answers_arrive_shows_in_no_byte(
     served: Served, loaded_target: LoadedModel, concurrency: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_t31_every_sampling_setting_is_sent_for_a_server_fills_gaps_from_the_mod
     assert request["stop_token_ids"] == [258] and request["ignore_eos"] and not request["add_special_tokens"]
 
 
-@pytest.mark.parametrize("failed", [1, 5, 9])
+@pytest.mark.parametrize("failed", [1, 5])
 def test_what_was_answered_before_a_failure_is_kept_and_not_asked_again(
     served: Served, loaded_target: LoadedModel, failed: int
 ) -> None:
@@ -132,7 +132,7 @@ def test_what_was_answered_before_a_failure_is_kept_and_not_asked_again(
     assert "a.early.jsonl" not in left_behind(config)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.2, 0.999])
 def test_cut_at_any_byte(served: Served, share: float) -> None:
     server, config = served
     generate(config)
