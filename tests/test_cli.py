@@ -34,8 +34,8 @@ def test_d57_no_speculation_is_plain_decoding(calls: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["fti"], "draftsmith: fti: unknown command; did you mean fit? commands: generate, init, fit, eval,"),
-        (["--nonsense"], "draftsmith: --nonsense: unknown command; commands: generate, init, fit, eval,"),
+        (["fti"], "draftsmith: fti: unknown command; did you mean fit? commands: generate, init, cache, fit, eval,"),
+        (["--nonsense"], "draftsmith: --nonsense: unknown command; commands: generate, init, cache, fit, eval,"),
     ],
 )  # fmt: skip
 def test_an_unknown_command_names_the_known_ones(

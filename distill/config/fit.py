@@ -98,7 +98,10 @@ class FitConfig:
             raise UsageError("max_steps, max_epochs: give exactly one of the two")
         require_least(self, max_steps=1, max_epochs=1, seed=0)
         self.loss.refuse_unread(self.serve)
-        refuse_model_keys(self.model, "the trainer places both models", "draft_device", "device_map")
+        refuse_model_keys(self.model, "the trainer places both models", "draft_device")
+        refuse_model_keys(
+            self.model, "each process holds a whole target, smaller by dtype or quantization", "device_map"
+        )
         refuse_model_keys(self.model, "a draft is trained as it was made", *OF_THE_DRAFT[1:])
         refuse_unused(self.judge.decode, "judge.decode.", "stop_strings")
         check_together(self.on_policy, self.replay, self.reinforce, self.data.streaming)

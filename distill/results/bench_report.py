@@ -112,7 +112,7 @@ def _repeat_warnings(measured: Measured) -> list[str]:
 def _cost_warnings(measured: Measured) -> list[str]:
     if all(entry.costs_agree for entry in measured.entries):
         return []
-    return ["the costs of single passes differed from repeat to repeat; what they promise is doubtful"]
+    return ["the costs of single rounds differed from repeat to repeat; what they promise is doubtful"]
 
 
 def _backend_warnings(measured: Measured, config: BenchConfig) -> list[str]:

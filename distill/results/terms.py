@@ -9,8 +9,8 @@ SHOWN_GAP = 5e-4  # bounds that are closer print as one figure
 
 
 def recorded_bounds(recorded: Mapping[str, Any]) -> dict[str, float | None]:
-    """Both acceptances and their upper bounds, by our names, of what a run recorded; None where it did not."""
-    names = [f"{name}{end}" for name in BOUNDED for end in ("", "_upper")]
+    """Every acceptance, with its upper bound where it has one, of what a run recorded; None where it did not."""
+    names = [*(f"{name}{end}" for name in BOUNDED for end in ("", "_upper")), "greedy_agreement"]
     return {name: recorded.get(f"val/{name}") for name in names}
 
 

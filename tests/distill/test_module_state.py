@@ -2,24 +2,27 @@
 
 import gc
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning import Callback
 
+from decode.config import ModelConfig
 from decode.models import narrow_head
-from distill.config import OptimizerConfig
+from distill.config import OptimizerConfig, TeacherConfig
 from distill.data.batches import Batch
 from distill.drafts.vocab import pin_guard_channel
 from distill.laws import Columns, FullLaw, align
 from distill.losses import forward_kl
+from distill.teacher import choose
 from distill.teacher.online import OnlineTeacher
 from distill.training.module import Distillation, noise_seed
 from distill.training.optimizer import make_optimizer
 from distill.weights import weights_sha256
 from tests.distill.training import Probe, distil, mean_loss
-from tests.fit_runs import CONSTANT, QUIET, PlainDescent, distance, examples_of, feed_of, run, weights_of
+from tests.fit_runs import CONSTANT, QUIET, PlainDescent, distance, examples_of, feed_of, run, run_fit, weights_of
 from tests.fixtures import loaded, tiny_gpt2, tiny_llama
 
 pytestmark = [pytest.mark.filterwarnings(message) for message in QUIET]
@@ -129,6 +132,33 @@ def test_t13_under_bf16_autocast_the_loss_is_still_taken_in_fp32() -> None:
     assert seen[:2] == [torch.bfloat16, torch.float32]
     assert probe.losses[0] == pytest.approx(expected, rel=0.02)
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in draft.parameters())
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's own
+@pytest.mark.parametrize(
+    "kept", [{"dtype": "bfloat16"}, pytest.param({"quantization": "int8"}, marks=pytest.mark.slow)], ids=str
+)
+def test_the_target_may_be_smaller_than_the_draft_is_precise(kept: Any, fit_pair: Path, tmp_path: Path) -> None:
+    if "quantization" in kept:
+        pytest.importorskip("torchao")
+    model = ModelConfig(device="cpu", backend="eager", **kept)
+    found: dict[str, Any] = {}
+
+    class Look(OnlineTeacher):
+        def law(self, batch: Batch) -> Any:
+            law = super().law(batch)
+            found["law"] = law.part(0, 1).log_probs.dtype
+            found["weights"] = self.model.get_decoder().layers[0].mlp.down_proj.weight
+            return law
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "OnlineTeacher", Look)
+        teacher = TeacherConfig(kind="online")
+        report = run_fit(fit_pair, tmp_path / "run", model=model, teacher=teacher, max_steps=2)
+    assert report.complete and found["law"] == torch.float32
+    assert found["weights"].dtype == torch.bfloat16 or "Int8" in type(found["weights"]).__name__
+    state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
 
 
 @pytest.mark.slow

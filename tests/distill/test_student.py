@@ -110,7 +110,7 @@ def test_a_mix_is_the_weighted_sum_of_its_losses_with_their_options(family: Any)
     assert torch.allclose(mixed[0], torch.stack([w * part[0] for w, part in parts]).sum(), rtol=0, atol=1e-10)
     for index, found in enumerate(mixed[1]):
         expected = torch.stack([w * part[1][index] for w, part in parts]).sum(0)
-        assert torch.allclose(found, expected, rtol=1e-10, atol=1e-10)
+        assert (found - expected).norm() <= 1e-6 * expected.norm()  # a Llama's norms round gradients to fp32
     assert of(name="jensen_shannon", beta=0.2)[0] != of(name="jensen_shannon")[0]
     assert of(name="adaptive", eta=1.0)[0] != of(name="adaptive")[0]
 
