@@ -182,9 +182,7 @@ def divergence(function: LossFunction, estimate: LossFunction | None = None) -> 
         log_p, log_q = pair.aligned
         if pair.columns.complete:
             return function(log_p, log_q, **options)
-        mute = log_p.amax(-1) == -torch.inf
-        log_p = torch.where(mute.unsqueeze(-1), log_q.detach(), log_p)
-        return function(log_p, log_q, **options).masked_fill(mute, 0.0)
+        return function(log_p, log_q, **options).masked_fill(log_p.amax(-1) == -torch.inf, 0.0)
 
     return loss
 

@@ -88,12 +88,14 @@ def _needs(config: FitConfig, target: Any, draft: Any, feed: DraftDataModule, de
     precise = str(config.trainer.get("precision") or precision(device, config.model))
     weights = memory.weight_bytes(draft)
     trained = weights * memory.num_weights(draft, trained_only=True) // memory.num_weights(draft)
+    activations = memory.kept_for_backward(draft, rows, width, precise)
     needs = [
         Need("target", memory.weight_bytes(target, config.model.quantization)),
         Need("draft", weights // sharing),
         Need("gradients", trained // sharing),
         Need("optimiser state", memory.STATES_PER_WEIGHT * trained // sharing),
-        Need(f"draft's activations, {rows} x {width} tokens", memory.kept_for_backward(draft, rows, width, precise)),
+        Need(f"draft's activations, {rows} x {width} tokens", activations),
+        Need("draft's short-lived tensors", int(memory.SHORT_LIVED * activations)),
         Need("loss", memory.loss_bytes(draft, _law_width(config, target), rows * width)),
         Need("draft's copies to judge", _copies(draft, target, sharing)),
     ]

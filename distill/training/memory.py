@@ -15,6 +15,8 @@ from distill.training.prepare import decoder_layers
 
 # Of AdamW, beside a step counter: the means of gradients and of their squares.
 STATES_PER_WEIGHT = 2
+# Of the activations: tensors that a layer makes and drops, and what an allocator can't give out again; at most.
+SHORT_LIVED = 0.5
 # Bytes of a quantised linear layer's weight; scales are left out.
 QUANTISED_BYTES = {"int8": 1.0, "bnb-8bit": 1.0, "bnb-4bit": 0.5}
 # Tensors of a chunk's size that a loss has at once: both sides' logits and log-probs, their products, gradients.

@@ -1,6 +1,6 @@
 """A program for test_fit_ranks_killed: a run of `ranks_config` in two gloo processes, one of which kills itself.
 
-Usage: killed_ranks.py FOLDER OUTPUT STRATEGY RANK CALL: the process RANK is gone after its CALL-th micro-batch; 0: none.
+Usage: killed_ranks.py FOLDER OUTPUT STRATEGY RANK CALL: process RANK is gone after its CALL-th micro-batch; 0: none.
 """
 
 import os

@@ -104,6 +104,7 @@ def test_t35_without_a_compiler_it_is_told_and_left(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_t35_x09_compiled_layers_train_alike_with_few_compilations(packing: bool, checkpointed: bool) -> None:

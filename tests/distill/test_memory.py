@@ -13,6 +13,7 @@ from distill.cli import main as cli
 from distill.config import OptimizerConfig, TeacherConfig
 from distill.training import dry_run as dry
 from distill.training.memory import (
+    SHORT_LIVED,
     STATES_PER_WEIGHT,
     empty_model,
     kept_for_backward,
@@ -139,8 +140,8 @@ print(measured, kept_for_backward(empty_model(config, torch.float32), 8, 512, "3
 
 
 @pytest.mark.slow
-def test_activations_are_foreseen_within_a_quarter_of_what_a_process_grows_by() -> None:
+def test_a_process_grows_by_activations_and_up_to_half_as_much() -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, cwd=ROOT, check=True)
     measured, foreseen = map(int, done.stdout.split())
     assert measured > 5e8
-    assert foreseen == pytest.approx(measured, rel=0.25)
+    assert 0.95 * foreseen < measured < (1 + SHORT_LIVED) * foreseen
