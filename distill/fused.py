@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 # fp32 bytes of a chunk's logits. What glibc frees above 32 MiB goes back to the system; smaller pieces pile up in its
-# heap: 2048 positions of 49k ids on a CPU peak at 819 MB with 16 MiB, at 260 MB with 33, which is the fastest too.
+# heap: 2048 positions of 49k ids on a CPU peak at 819 MB with 16 MiB, at 260 to 320 with 33, which is as fast.
 CHUNK_BYTES = 33 * 2**20
 
 Evaluate = Callable[[int, int, Tensor], tuple[Tensor, Tensor, Tensor]]
