@@ -8,6 +8,7 @@ from rich.table import Table
 
 def main(
     pair: str | None = None,
+    vocab_size: int = 49152,
     target: str = "smollm2-135m",
     draft: str = "runs/quickstart/draft",
     prompts: str = "configs/quickstart/held_out_prompts.jsonl",
@@ -19,6 +20,7 @@ def main(
 
     Args:
         pair: "random": two small random models and random prompts, which need no files.
+        vocab_size: of the random pair.
         backend: of our own decoding; transformers runs the models as they are.
     """
     from transformers import AutoModelForCausalLM
@@ -31,8 +33,8 @@ def main(
 
     assistant = None
     if pair == "random":
-        big, small = random_pair()
-        asked = random_prompts(num_prompts)
+        big, small = random_pair(vocab_size)
+        asked = random_prompts(num_prompts, vocab_size)
     elif pair is None:
         big = load_model(target, ModelConfig(device="cpu"), role="target")
         small = load_model(draft, ModelConfig(device="cpu"), role="draft")
