@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """The study's second domain: small Python functions to write, from templates of our own wording. Two disjoint files."""
 
-import json
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+
+from make_story_prompts import make_prompts, write
 
 TEMPLATES = (
     "Write a Python function that {action} the {items} in {container}{condition}.",
@@ -52,29 +51,5 @@ def draw(rng: random.Random, seen: set[tuple[str, ...]]) -> Iterator[tuple[bool,
         yield is_reserved(items, container), text
 
 
-def make_prompts(seed: int = 0) -> dict[str, list[str]]:
-    """The prompts of each file. Half of the held-out ones are about pairs that training never sees."""
-    rng, seen = random.Random(seed), set[tuple[str, ...]]()
-    files: dict[str, list[str]] = {}
-    for name, size in SIZES.items():
-        num_reserved = 0 if "train" in name else size // 2
-        wanted = {True: num_reserved, False: size - num_reserved}
-        files[name] = []
-        for reserved, text in draw(rng, seen):
-            if wanted[reserved]:
-                wanted[reserved] -= 1
-                files[name].append(text)
-            if not any(wanted.values()):
-                break
-    return files
-
-
-def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "configs/study")
-    for name, prompts in make_prompts().items():
-        lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-        (folder / name).write_text(lines, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write(make_prompts(sizes=SIZES, draw=draw), "configs/study")

@@ -4,7 +4,7 @@
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 TEMPLATES = (
@@ -54,12 +54,16 @@ def draw(rng: random.Random, seen: set[tuple[str, ...]]) -> Iterator[tuple[bool,
         yield is_reserved(character, thing), text
 
 
-def make_prompts(seed: int = 0) -> dict[str, list[str]]:
-    """The prompts of each file. Half of the held-out and quick prompts use noun pairs that training never sees."""
+def make_prompts(
+    seed: int = 0,
+    sizes: Mapping[str, int] = SIZES,
+    draw: Callable[[random.Random, set[tuple[str, ...]]], Iterator[tuple[bool, str]]] = draw,
+) -> dict[str, list[str]]:
+    """The prompts of each file. Half of those that are not trained on use pairs of words that training never sees."""
     rng, seen = random.Random(seed), set[tuple[str, ...]]()
     files: dict[str, list[str]] = {}
-    for name, size in SIZES.items():
-        num_reserved = 0 if name.startswith("train") else size // 2
+    for name, size in sizes.items():
+        num_reserved = 0 if "train" in name else size // 2
         wanted = {True: num_reserved, False: size - num_reserved}
         files[name] = []
         for reserved, text in draw(rng, seen):
@@ -71,12 +75,13 @@ def make_prompts(seed: int = 0) -> dict[str, list[str]]:
     return files
 
 
-def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "configs/quickstart")
-    for name, prompts in make_prompts().items():
+def write(files: Mapping[str, list[str]], folder: str) -> None:
+    """Into the folder that the command line names, or else into `folder`."""
+    place = Path(sys.argv[1] if len(sys.argv) > 1 else folder)
+    for name, prompts in files.items():
         lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-        (folder / name).write_text(lines, encoding="utf-8")
+        (place / name).write_text(lines, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write(make_prompts(), "configs/quickstart")

@@ -16,7 +16,7 @@ from distill.data.feed import data_lines, make_feed
 from distill.data.module import DraftDataModule
 from distill.data.split import Data, load_data
 from distill.drafts.adapters import add_adapters
-from distill.drafts.load import read_checkpoint
+from distill.drafts.checkpoint import read_checkpoint
 from distill.teacher.choose import check_teacher
 from distill.training import memory
 from distill.training.memory import Need, megabytes
